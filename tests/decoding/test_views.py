@@ -16,17 +16,21 @@ from PIL import Image, ImageOps
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli.shared import view_names
+from jaxspec.decoding.inputs import Member
+from jaxspec.decoding.sources.draft_model import DraftModel, ViewRows
 from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM
 from jaxspec.models.families import build
-from jaxspec.models.inputs import NEWLINE, TEXT, Slots
+from jaxspec.models.inputs import NEWLINE, TEXT, PromptRows, Slots
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.prompts.rows import rewrite, stack_rows
 from jaxspec.prompts.views import VIEWS, View, parse_views
 from tests import tiny
 from tests.hub.words import files
+from tests.tiny.families import SEEING
 
 MODEL, PARAMS = tiny.lvlm(32, 2, seed=0)
 B, J = 3, 3
@@ -96,6 +100,28 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
             both = jnp.concatenate([first.view_probs[r, b, :accepted], second.view_probs[r, b]])
             at = [*range(length, length + accepted), *range(len(row) - J, len(row))]
             np.testing.assert_allclose(jnp.log(both), expected[np.asarray(at)], atol=1e-5)
+
+
+def test_a_draft_reads_an_image_as_its_model_does() -> None:
+    """In Gemma 3 the slots of an image, here two, read one another, in each view that shows it."""
+    config, _ = SEEING["gemma3"]()
+    model, params, vision = LanguageModel(config), tiny.random_params(config), config.vision_config
+    tokens, length = np.asarray([[1, 3, 3, 5]], np.int32), np.asarray([4], np.int32)
+    shown = PromptRows(tokens, length, np.asarray([[[TEXT], [0], [1], [TEXT]]], np.int32))
+    patches = (vision.image_size // vision.patch_size) ** 2
+    features = np.random.default_rng(0).normal(size=(1, 2, patches, vision.hidden_size))
+    source = DraftModel((Member(model), Member(model, reads_images=False)), shares_tower=True)
+    inputs = ViewRows((shown, PromptRows(tokens, length)), None)
+    nothing: Any = None  # the prompts are in `inputs`, and no draft model reads the target's cache
+
+    @partial(jax.jit, compiler_options=tiny.QUICK)
+    def keys(features: jax.Array) -> tuple[jax.Array, jax.Array]:
+        prefilled = Prefilled({"draft": params}, nothing, features, nothing, 4)
+        embeds = model.embed(params, shown, features)
+        _, cache = model.prefill(params, embeds, shown, 8)
+        return source.prefill(prefilled, inputs).cache.k[-1][0], cache.k[-1][0]
+
+    np.testing.assert_allclose(*keys(jnp.asarray(features, jnp.float32)), atol=1e-6)
 
 
 def test_what_stands_for_an_image(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from jaxspec.cache import KVCache, TreeMask, keep_path
 from jaxspec.decoding.inputs import Images, Member
 from jaxspec.decoding.sources.source import Buckets, Committed, Prefilled, Source, Verified
 from jaxspec.models.families import abstract_params, split_tower
-from jaxspec.models.inputs import PromptRows
+from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.rows import bucket
 from jaxspec.typing import Array, Float, Int, Params
@@ -89,9 +89,8 @@ class DraftModel(Source[DraftState, KVCache]):
             self.model.embed(weights, rows, features, view.pool)
             for view, rows in zip(self.views, inputs.rows, strict=True)
         ]
-        # Images are in the embeddings by now; without them all views' rows are one batch.
-        texts = [rows.replace(sources=None, blend=None) for rows in inputs.rows]
-        rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *texts)
+        # Images are in the embeddings by now, so all views' rows can be one batch.
+        rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *_marked(inputs.rows))
         slots = rows.tokens.shape[1] + prefilled.room
         _, cache = self.model.prefill(weights, jnp.concatenate(embeds), rows, slots)
         last = jnp.take_along_axis(rows.tokens, rows.length[:, None] - 1, axis=1)[:, 0]
@@ -176,6 +175,17 @@ class DraftModel(Source[DraftState, KVCache]):
         sizes: tuple[int, ...],
     ) -> ViewRows:
         return ViewRows(tuple(rows), images)
+
+
+def _marked(views: Sequence[PromptRows]) -> list[PromptRows]:
+    """Return the rows with sources of one form, which only mark the slots that show an image."""
+    texts = [rows.replace(sources=None, blend=None) for rows in views]
+    images = [rows.images for rows in views]
+    if all(shown is None for shown in images):
+        return texts
+    none = jnp.zeros(views[0].tokens.shape, bool)
+    marks = [jnp.where(none if shown is None else shown, 0, TEXT) for shown in images]
+    return [text.replace(sources=mark[..., None]) for text, mark in zip(texts, marks)]
 
 
 def _flat_views(tree: Tree) -> Tree:
