@@ -5,8 +5,9 @@ special case.
 from __future__ import annotations
 
 import inspect
+from argparse import Namespace
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,10 @@ from hypothesis import strategies as st
 from jaxspec import verification
 from jaxspec.cache import TreeMask
 from jaxspec.decoding.drafting.shapes import Tree, branching
+from jaxspec.decoding.state import step_keys
 from jaxspec.typing import Array
 from jaxspec.verification import Draft, TokenTree, Verdict, chain_of_path, match, tree_rejection
+from tests import tiny
 from tests.test_verification import (
     COLD,
     WARM,
@@ -284,3 +287,18 @@ def test_greedy_rows_beside_sampled_ones() -> None:
         )
         for here, there in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
             np.testing.assert_array_equal(here, np.asarray(there)[rows])
+
+
+def test_a_verdict_draws_from_a_stream_of_its_own() -> None:
+    """Of five nodes the root and nodes 1 and 3 have children, and each of them is a stream of draws."""
+    model, _ = tiny.lvlm(32, 1, seed=0)
+    program, rows = tiny.speculator(model, model, ("T",), 3, tree="2:5"), 64
+    shape = branching(2, 3, 5)
+    assert shape.inner.tolist() == [0, 1, 3]
+    draft = block(np.tile([0, 1, 0, 1, 0], (rows, 1)), np.full((rows, 3, V), 1 / V), shape)
+    options, state = tiny.sampling(rows, 1.0), cast("Any", Namespace(count=jnp.zeros(rows, int)))
+    verdict = program.judge(jnp.zeros((rows, 6, V)), draft, state, options)
+    for node in shape.inner:
+        keys = step_keys(options, state.count, int(node))
+        drafted = tree_rejection(jnp.full((rows, 6, V), 1 / V), draft, keys, jnp.zeros(rows, bool))
+        assert (verdict.next_token != drafted.next_token).any(), node

@@ -41,7 +41,8 @@ from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, chain_of_path, match, verify
 
 WEIGHTS_STREAM = 1 << 20
-"""Stream of a block's keys for weights. Streams of drafted places are below it."""
+"""Stream of a block's keys for weights. Below it are those of drafted places, and of a tree's nodes
+with children; the verdict's is the last node, a leaf."""
 TargetState = DecodeState[KVCache, Drafting, DecodeStats]
 """State of a loop in which one model writes."""
 
@@ -315,7 +316,7 @@ class Speculator(TargetProgram[States]):
             return match(argmax(scores), draft)
         p = by_place(lambda scores: distribution(scores, options))(scores)
         return verify(
-            p, draft, step_keys(options, state.count, self.drafter.reads), options.temperature == 0
+            p, draft, step_keys(options, state.count, self.drafter.nodes), options.temperature == 0
         )
 
 
@@ -350,9 +351,8 @@ def copied(tree: Tree, batch: PromptBatch, options: Sampling) -> Tree:
     copies = len(options.temperature) // rows
 
     def repeat(leaf: Array) -> Array:
-        return jnp.repeat(leaf.reshape(-1, rows, *leaf.shape[1:]), copies, axis=1).reshape(
-            -1, *leaf.shape[1:]
-        )
+        parts = leaf.reshape(len(leaf) // rows, rows, *leaf.shape[1:])
+        return jnp.repeat(parts, copies, axis=1).reshape(len(leaf) * copies, *leaf.shape[1:])
 
     return tree if copies == 1 else jax.tree.map(repeat, tree)
 

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
 from eval.lib.drafts.forward import forward_logits
 from jaxspec.data.images import StoredImage
+from jaxspec.decoding.speculative import copied
 from jaxspec.engine import compile_cache
 from jaxspec.engine.batches import batcher
 from jaxspec.engine.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
@@ -108,6 +110,14 @@ def test_samples_are_those_of_their_seeds(
     assert len({result.tokens for result in drawn}) == 3
     with pytest.raises(InputError, match="temperature: 0 makes all samples equal"):
         engine.samples(Request("What?", NEW), 2)
+
+
+def test_samples_repeat_the_rows_of_each_view() -> None:
+    """Also rows without numbers, as a KV head's of a prompt without images."""
+    rows = {"views": jnp.arange(4), "keys": jnp.zeros((2, 3, 0, 8))}
+    repeated = copied(rows, tiny.prompts([4, 5], [0, 0], ("M", "T")), tiny.sampling(4))
+    assert repeated["views"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert repeated["keys"].shape == (4, 3, 0, 8)
 
 
 def test_log_probabilities_are_those_of_full_passes(
