@@ -106,6 +106,8 @@ CASES = [
     ("adaboost:constant=0.1,window=4", 3),
     ("adaboost:window=1", 2),
     ("adaboost:window=16", 2),
+    ("adaboost:decay=0.9", 2),
+    ("adaboost:decay=0.9,window=4", 3),
     ("inverse_error_power:decay=0.8", 2),
     ("inverse_error_softmax:tau=2,decay=0.8,window=4", 3),
 ]
@@ -195,6 +197,7 @@ def test_random_weights_are_the_rows_own(draw: str, variance: float) -> None:
         "grid:window=16,steps=4",
         "random:draw=uniform",
         "adaboost:constant=0.5,errors=0.25/0",
+        "hard_match:decay=0.9999999",
     ],
 )
 def test_text_forms_are_read_back(text: str) -> None:
@@ -238,6 +241,9 @@ def test_a_preset_takes_other_fields() -> None:
         ("grid:windwo=3", "field 'windwo' is unknown; did you mean 'window'?"),
         ("grid:measure=klt", "measure 'klt' is unknown; did you mean 'kl'?"),
         ("grid:window=0", "window 0; give 1 or more"),
+        ("grid:window=2.5", "window 2.5; give a whole number or all"),
+        ("grid:window=4,window=8", "window is there twice; give it once"),
+        ("inverse_error_power:tau=1e-7", "tau 1e-07; give 0 or at least 1e-06"),
         ("adaboost:errors=0.4", "errors 0.4; give a number for each view, as 0.4/0.5"),
         ("adaboost:errors=0.4/1.5", "errors (0.4, 1.5); give 0 or more, up to 1"),
     ],

@@ -100,14 +100,14 @@ def inverse_error_softmax(measure: str = "kl", tau: float = 1.0) -> Callable[...
     return weights
 
 
-def hits(p: np.ndarray, q: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    return factors @ (q.argmax(-1) == p.argmax(-1)[:, None])
+def hits(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    return q.argmax(-1) == p.argmax(-1)[:, None]
 
 
 def hard_match(
     p: np.ndarray, q: np.ndarray, initial: np.ndarray, factors: np.ndarray
 ) -> np.ndarray:
-    right = hits(p, q, factors)
+    right = factors @ hits(p, q)
     return right / right.sum() if right.any() else initial
 
 
@@ -116,11 +116,11 @@ def adaboost(constant: float = 1.0) -> Callable[..., np.ndarray]:
         p: np.ndarray, q: np.ndarray, initial: np.ndarray, factors: np.ndarray
     ) -> np.ndarray:
         value = []
-        for accuracy in hits(p, q, factors) / factors.sum():
-            if accuracy in (0, 1):
-                value.append(1e5 if accuracy else -1e5)
+        for right, wrong in zip(factors @ hits(p, q), factors @ ~hits(p, q)):
+            if right and wrong:
+                value.append(np.log(right / wrong) + constant * np.log(p.shape[1] - 1))
             else:
-                value.append(np.log(accuracy / (1 - accuracy)) + constant * np.log(p.shape[1] - 1))
+                value.append(1e5 if right else -1e5)
         kept = np.maximum(value, 0)
         return kept / kept.sum() if kept.any() else initial
 

@@ -47,7 +47,7 @@ class Grid(Adaptive):
         points = jnp.asarray(simplex_grid(len(view_probs), self.steps))
         return mixture_costs(measures, p, view_probs, points)
 
-    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Array:
+    def choose(self, scores: Array, initial: Array, vocabulary: int) -> Array:
         cost = scores[:, 0]
         if scores.shape[1] > 1:
             cost = jnp.where(cost <= cost.min(-1, keepdims=True), scores[:, 1], jnp.inf)
@@ -69,7 +69,7 @@ class InverseErrorPower(Adaptive):
     def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures R"]:
         return view_costs((self.measure,), p, view_probs)
 
-    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Array:
+    def choose(self, scores: Array, initial: Array, vocabulary: int) -> Array:
         error = jnp.maximum(scores[:, 0], ERROR_FLOOR)
         if self.tau == 0:
             return jax.nn.one_hot(jnp.argmin(error, axis=-1), initial.shape[1])
@@ -106,7 +106,7 @@ class HardMatch(Adaptive):
     def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures R"]:
         return 1 - view_costs(("misses",), p, view_probs)
 
-    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Array:
+    def choose(self, scores: Array, initial: Array, vocabulary: int) -> Array:
         return _normalised(scores[:, 0], initial)
 
 
@@ -143,11 +143,15 @@ class AdaBoost(HardMatch):
         values = [value(error) for error in self.errors]
         return tuple(each / sum(values) for each in values) if any(values) else weights
 
-    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Array:
+    def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures R"]:
+        hits = super().score(p, view_probs, weights)
+        return jnp.concatenate([hits, 1 - hits], axis=2)
+
+    def choose(self, scores: Array, initial: Array, vocabulary: int) -> Array:
         if self.errors:
             return initial
-        hits, misses = scores[:, 0], places[:, None] - scores[:, 0]
-        odds = jnp.log(jnp.maximum(hits, 1)) - jnp.log(jnp.maximum(misses, 1))
+        hits, misses = scores[:, 0], scores[:, 1]
+        odds = jnp.log(jnp.where(hits > 0, hits, 1)) - jnp.log(jnp.where(misses > 0, misses, 1))
         value = odds + self.constant * jnp.log(float(max(vocabulary - 1, 1)))
         value = jnp.where(misses <= 0, CERTAIN, jnp.where(hits <= 0, 0.0, value))
         return _normalised(jnp.maximum(value, 0), initial)
@@ -187,6 +191,8 @@ def parse_weighting(text: str) -> Weighting:
         if field not in names:
             mend = nearest(field, names) if names else "the rule has no fields"
             raise InputError(f"weighting {name}: field {field!r} is unknown; {mend}")
+        if field in settings:
+            raise InputError(f"weighting {name}: {field} is there twice; give it once")
         settings[field] = _read(value)
     return replace(rule, **settings)
 

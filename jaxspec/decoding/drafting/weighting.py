@@ -63,8 +63,11 @@ def _mend(
     if isinstance(kinds[0], str):
         return "" if value in kinds else f" is unknown; {nearest(str(value), kinds)}"
     if type(value) not in (*kinds, *([int] if float in kinds else [])):
-        return "; give a number or all" if type(None) in kinds else "; give a number"
-    if value is None or (least <= value <= most and not 0 < abs(value) < 1 / LARGEST):
+        number = "number" if float in kinds else "whole number"
+        return f"; give a {number} or all" if type(None) in kinds else f"; give a {number}"
+    if value is not None and 0 < abs(value) < 1 / LARGEST:
+        return f"; give 0 or at least {1 / LARGEST:g}"
+    if value is None or least <= value <= most:
         return ""
     return f"; give {least:g} or more, up to {most:g}"
 
@@ -73,7 +76,7 @@ def field_text(value: Any) -> str:
     """Return the text of a field's value, which `parse_weighting` reads."""
     if isinstance(value, tuple):
         return "/".join(map(field_text, value))
-    return ALL if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return ALL if value is None else str(value).removesuffix(".0")
 
 
 @dataclass(frozen=True)
@@ -203,14 +206,10 @@ class Adaptive(Weighting[Scores]):
         """
 
     @abstractmethod
-    def choose(
-        self, scores: Array, places: Array, initial: Array, vocabulary: int
-    ) -> Float[Array, "B R"]:
+    def choose(self, scores: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
         """Return the next weights.
 
-        Args:
-          scores: Sums of the window's scores, [B, measures, points].
-          places: Number of the window's places, [B]; with decay, the sum of their factors.
+        scores: Sums of the window's scores, [B, measures, points].
         """
 
     def init(self, weights: Float[Array, "B R"]) -> Scores:
@@ -238,19 +237,17 @@ class Adaptive(Weighting[Scores]):
                 ring = ring * (self.decay**added)[:, None, None, None]
                 scores = scores * (self.decay ** (added[:, None] - rank))[..., None, None]
             ring = ring + jnp.where(valid[..., None, None], scores, 0.0).sum(1, keepdims=True)
-            summed, places = ring.sum(1), count
+            summed = ring.sum(1)
         else:
             # Window 4, 5 places so far, valid [1, 1, 0]: ranks are 1, 2, 2, and the scores go to
             # slots 5 % 4, 6 % 4 and the out-of-range slot 4, so the last write is dropped.
             stays = valid & (rank > added[:, None] - self.window)
             slot = jnp.where(stays, (state.count[:, None] + rank - 1) % self.window, self.window)
             ring = state.ring.at[jnp.arange(len(added))[:, None], slot].set(scores, mode="drop")
-            summed, places = ring.sum(1), jnp.minimum(count, self.window)
+            summed = ring.sum(1)
             if self.decay != 1:
                 age = (count[:, None] - 1 - jnp.arange(self.window)) % self.window
                 summed = (ring * (self.decay**age)[..., None, None]).sum(1)
-        if self.decay != 1:  # 1 + decay + decay^2 + ...
-            places = (1 - self.decay**places) / (1 - self.decay)
-        next_weights = self.choose(summed, places, state.initial, p.shape[-1])
+        next_weights = self.choose(summed, state.initial, p.shape[-1])
         next_weights = jnp.where(count[:, None] > 0, next_weights, state.initial)
         return Scores(state.initial, next_weights, count, ring)
