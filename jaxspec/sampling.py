@@ -62,7 +62,7 @@ class Processors(struct.PyTreeNode):
 
 
 class Sampling(struct.PyTreeNode):
-    """Hold the options of each row. All but `greedy` are traced, so new values compile nothing."""
+    """Hold the options of each row. All except `greedy` and `logprobs` are traced."""
 
     temperature: Float[Array, " B"]
     """0 is greedy."""

@@ -145,6 +145,7 @@ class Placement:
 
         Raises InputError if the devices or the batch do not fit.
         """
+        check_counts(data_parallel=self.data_parallel, model_parallel=self.model_parallel)
         if batch % self.data_parallel:
             raise InputError(
                 f"data_parallel: {self.data_parallel} parts do not divide a batch of {batch}; "

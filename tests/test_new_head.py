@@ -24,6 +24,7 @@ from tests import tiny
         ({"feature": "block", "images": "zero"}, "DFlash head: images 'zero' is not an option"),
         ({"parallel": True, "own_keys": False}, "one-pass KV head: own_keys False is not an"),
         ({"feature": "fused", "reads_text": False}, "EAGLE-3 head: reads_text False is not"),
+        ({"feature": "eagle3"}, "feature: 'eagle3' is unknown; did you mean 'eagle1'"),
         ({"layers": 0}, "layers: 0; give a whole number, 1 or more"),
         ({"feature": "block", "layers": 0}, "layers: 0; give a whole number, 1 or more"),
         ({"feature": "assistant", "width": -1}, "width: -1; give a whole number, 1 or more"),

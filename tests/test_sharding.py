@@ -23,6 +23,7 @@ from jaxspec.models.families import FAMILIES, abstract_params
 from jaxspec.models.lvlms.vision import attend_pages
 from jaxspec.sharding import (
     TABLE,
+    Placement,
     abstract_mesh,
     constrain,
     logical_axes,
@@ -140,6 +141,9 @@ def test_mesh():
     for wrong, message in ((0, "model: 0; give"), (many, f"{many} model devices, of")):
         with pytest.raises(InputError, match=message):
             make_mesh(model=wrong)
+    for name in ("data_parallel", "model_parallel"):
+        with pytest.raises(InputError, match=f"{name}: 0; give"):
+            Placement(**{name: 0}).mesh(4)
 
 
 def test_many_pages_stay_where_they_are():

@@ -115,7 +115,8 @@ class Grammar:
             return mask
         if not self._eos.isdisjoint(answer):
             return mask
-        walk = self._walks.setdefault(row, _Walk(self._matcher, self._size))
+        if (walk := self._walks.get(row)) is None:  # a matcher is copied only once a row
+            walk = self._walks[row] = _Walk(self._matcher, self._size)
         mask[:] = 0
         if (bits := walk.to(answer)) is not None:
             mask[: len(bits)] = bits[:words]

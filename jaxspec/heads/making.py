@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxspec.errors import InputError, check_counts, check_numbers
+from jaxspec.errors import InputError, check_counts, check_numbers, nearest
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.kinds import KINDS, kind_of, kv_head, one_pass
 from jaxspec.sharding import shardings
@@ -40,6 +40,8 @@ def new_head(
 
     Raises InputError for options that the kind lacks, and what `of_target` raises.
     """
+    if feature not in (features := get_args(Feature)):
+        raise InputError(f"feature: {feature!r} is unknown; {nearest(str(feature), features)}")
     kind = next(kind for kind in KINDS if feature in kind.features)
     if kind is kv_head.KIND:
         options["feature"] = feature

@@ -140,7 +140,10 @@ class AssistantConfig(HeadConfig):
         last = dict(zip(text.layer_types, text.key_layers, strict=True))
         for index, kind in enumerate(layers.layer_types):
             if kind not in last:
-                raise InputError(f"{self.title}: reads {kind} layers, and the target has none")
+                raise InputError(
+                    f"{self.title}: reads {kind} layers, and the target has none; give the "
+                    "assistant's own target"
+                )
             layer, source = layers.of_layer(index), text.of_layer(last[kind])
             heads, groups = layer.num_attention_heads, source.num_key_value_heads
             if layer.head_dim != source.head_dim or heads % groups:

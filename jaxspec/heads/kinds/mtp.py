@@ -78,7 +78,8 @@ class MtpConfig(StateHeadConfig):
         ):
             raise InputError(
                 f"{self.title}: made for a target{self._target_note} of width {sizes[0]}, "
-                f"{sizes[1]} tokens and {sizes[2]} layers, and not for this {target.model_type}"
+                f"{sizes[1]} tokens and {sizes[2]} layers, and not for this {target.model_type}; "
+                "give the head's own target"
             )
         tied = replace(mine, tie_word_embeddings=text.tie_word_embeddings)
         return replace(self, text_config=tied)

@@ -161,7 +161,7 @@ class DFlashConfig(HeadConfig):
                 f"DFlash head: made for a target{self._target_note} of width "
                 f"{decoder.hidden_size} and {decoder.vocab_size} tokens, with layers "
                 f"{list(layers)}, and not for this {target.model_type} of {text.hidden_size}, "
-                f"{text.vocab_size} and {depth} layers"
+                f"{text.vocab_size} and {depth} layers; give the head's own target"
             )
         tied = text.tie_word_embeddings and not self.has_output and not self.own_embedding
         decoder = replace(decoder, tie_word_embeddings=tied)

@@ -216,7 +216,7 @@ class Eagle3Config(StateHeadConfig):
             raise InputError(
                 f"EAGLE-3 head: made for a target{self._target_note} of width {expected[0]} and "
                 f"{expected[1]} tokens, with layers {list(layers)}, and not for this "
-                f"{target.model_type}"
+                f"{target.model_type}; give the head's own target"
             )
         self._check_shown(text.hidden_size)
         return replace(self, text_config=replace(decoder, target_layers=layers))
