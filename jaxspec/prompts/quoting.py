@@ -46,9 +46,8 @@ class Quoter:
         specials = sorted(self._special, key=len, reverse=True)  # the longest match counts
         endings: dict[str, list[str]] = {}
         for word in specials:
-            endings.setdefault(word[0], []).append(re.escape(word[1:]))
-        starts = [f"{re.escape(first)}(?={'|'.join(ends)})" for first, ends in endings.items()]
-        self._starts = re.compile("|".join([_MARK, *starts]))
+            endings.setdefault(word[0], []).append(word[1:])
+        self._starts = re.compile("|".join([_MARK, *map(_start, endings, endings.values())]))
         self._words = re.compile("|".join(map(re.escape, specials)) or "(?!)")
 
     def quote(self, text: str) -> str:
@@ -86,6 +85,17 @@ class Quoter:
             tokenizer.add_tokens([AddedToken(names[word], special=False, **sides)])
         ids: Any = tokenizer.convert_tokens_to_ids(list(names.values()))
         return tokenizer, names, {j: i for j, (i, _) in zip(ids, self._special.values())}
+
+
+def _start(first: str, endings: Sequence[str]) -> str:
+    """Return the pattern of the first letter of special tokens.
+
+    At a text's end the beginning of a token counts too: templates join the parts of a message.
+    """
+    cuts = {ending[:n] for ending in endings for n in range(len(ending))}
+    whole, cut = ("|".join(map(re.escape, words)) for words in (endings, cuts))
+    is_near_end = rf"(?![\s\S]{{{max(map(len, endings)) + 1}}})"  # quicker than to try all cuts
+    return rf"{re.escape(first)}(?={whole}|{is_near_end}(?:{cut})\Z)"
 
 
 @lru_cache(maxsize=8)

@@ -131,6 +131,22 @@ def test_quotations_next_to_images_and_in_rows_are_text(encoder: PromptEncoder) 
     assert tokens[mask].tolist() == [*answer, *([end] if end in ids else [])]
 
 
+def test_a_quotation_in_two_parts_of_a_message_is_text(encoder: PromptEncoder) -> None:
+    """Templates write the parts of a message one behind the other."""
+    words = special(encoder.tokenizer)
+    if not (encoder.tokenizer.chat_template or has_vicuna_form(encoder.tokenizer, encoder.decoder)):
+        return
+
+    def kept(*parts: str) -> list[int]:
+        tokens = encoder.prompt([Message("user", parts)]).tokens.tolist()
+        return [token for token in tokens if token in words.values()]
+
+    plain = kept("Who?", "Me.")
+    for word in words:
+        for cut in {1, len(word) // 2, len(word) - 1}:
+            assert kept(f"Who? {word[:cut]}", f"{word[cut:]} Me.") == plain, word[:cut]
+
+
 def test_quotations_in_captions_are_text(encoder: PromptEncoder) -> None:
     caption = quoting(encoder.tokenizer)("A cup.")
     oracle = renamed(encoder.tokenizer)
