@@ -70,10 +70,13 @@ def check_files(path: Path) -> None:
         status = there.stat() if there.exists() else None
         if status and not stat.S_ISREG(status.st_mode):
             raise InputError(f"{file}: no regular file; remove it")
-        if status and status.st_size < 1024 and there.read_bytes().startswith(_POINTER):
-            raise InputError(
-                f"{file}: a pointer of git-lfs, not the file; run `git lfs pull` there"
-            )
+        if status and status.st_size < 1024:
+            with reading(f"{file}: cannot be read", "mend its permissions"):
+                is_pointer = there.read_bytes().startswith(_POINTER)
+            if is_pointer:
+                raise InputError(
+                    f"{file}: a pointer of git-lfs, not the file; run `git lfs pull` there"
+                )
         if status and file.suffix not in _WEIGHTS and status.st_size > _LARGEST:
             raise InputError(f"{file}: {status.st_size} bytes, but at most {_LARGEST} are read")
 

@@ -26,6 +26,7 @@ from jaxspec.errors import InputError, check_counts, check_seed
 from jaxspec.files import write_text, writing
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.placeholders import PLACEHOLDER
+from jaxspec.training.loop.signatures import content_of
 
 Folder = Path | epath.Path | str
 """A local folder, or an address such as gs://bucket/answers."""
@@ -154,7 +155,7 @@ def _claim(folder: epath.Path, work: Regeneration) -> None:
     if path.exists():
         old = json.loads(path.read_text())
         for name, value in new.items():
-            if old.get(name) != value:
+            if content_of(old.get(name)) != content_of(value):
                 raise InputError(
                     f"{folder}: holds answers of {name} {old.get(name)!r}, but now it is "
                     f"{value!r}; go on with that, or give another name"

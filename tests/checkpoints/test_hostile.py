@@ -96,6 +96,12 @@ def refused(model: Path) -> str:
     return said
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_a_small_file_that_may_not_be_read_is_named(model: Path) -> None:
+    (model / "note.txt").touch(0)
+    assert "note.txt: cannot be read ([Errno 13]" in refused(model)
+
+
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("name", ["../outside.safetensors", "{}/outside.safetensors"])
 def test_an_index_names_files_of_its_directory(name, there, model):

@@ -77,6 +77,9 @@ def test_a_stopped_run_and_shards_give_the_same(
     assert regenerate(engine, Talk(), WORK, tmp_path) == 3
     assert (tmp_path / "000001.jsonl").stat().st_mtime_ns == kept
     assert chunks(tmp_path) == chunks(straight)
+    for place in ("here", "there"):  # a target that was moved
+        moved = replace(WORK, target=f"{place}/tiny, fingerprint 1")
+        assert regenerate(engine, Talk(), moved, tmp_path / "moved", (3, 4)) == 0
     for change, told in (
         ({"temperature": 0.0}, "temperature 1.0, but now it is 0.0"),
         ({"data": "x"}, "data 'talk'"),

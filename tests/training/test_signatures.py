@@ -63,6 +63,22 @@ def test_models(tmp_path: Path) -> None:
     assert model_signature(tmp_path) == known
 
 
+def test_a_run_goes_on_with_a_model_and_data_that_were_moved(tmp_path: Path) -> None:
+    config, here, there = TrainConfig(steps=4, batch=2), tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    (here / "model.safetensors").write_bytes(b"weights")
+    run = run_signature(config, {"target": model_signature(here)})
+    here.rename(there)
+    claim(tmp_path, config, run_signature(config, {"target": model_signature(there)}), (2, run))
+    data = [[["here/talk", 0.5, 7, "fingerprint 1"]], [["there/talk", 0.5, 7, "fingerprint 1"]]]
+    old, new = (run_signature(config, {"data": sets}) for sets in data)
+    claim(tmp_path, config, new, (2, old))
+    (there / "model.safetensors").write_bytes(b"trained")
+    trained = run_signature(config, {"target": model_signature(there)})
+    with pytest.raises(InputError, match=r"target '.*/here, fing.*, but now it is '.*/there, fing"):
+        claim(tmp_path, config, trained, (2, run))
+
+
 def test_a_run_of_an_older_release_had_the_defaults(tmp_path: Path) -> None:
     config = TrainConfig(steps=4, batch=2)
     run = run_signature(config, {"plain": False})

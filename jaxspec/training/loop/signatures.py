@@ -75,6 +75,20 @@ def model_signature(name: str | Path, weights: Sequence[Path] | None = None) -> 
     return f"{name}, fingerprint {digest.hexdigest()[:12]}"
 
 
+def content_of(value: Any) -> Any:
+    """Return a signature of models or data without their names, which change with their places.
+
+    "here/target, fingerprint 1" becomes "1", and ["here/mix", 0.5, 20, "fingerprint 2"] the list
+    without its first entry. Other values stay as they are.
+    """
+    if isinstance(value, str):
+        return value.rpartition(", fingerprint ")[2]
+    if isinstance(value, list):
+        is_named = str(value[-1:]).startswith("['fingerprint ")
+        return list(map(content_of, value[1:] if is_named else value))
+    return value
+
+
 def file_signature(path: Path) -> str:
     """Return a fingerprint of a file, or of the models, rows and images in a folder.
 
@@ -127,7 +141,7 @@ def claim(
             old_run["steps"] = config.steps
         for name in sorted(old_run.keys() | new_run.keys()):
             before, now = old_run.get(name), new_run.get(name)
-            if before != now:
+            if content_of(before) != content_of(now):
                 raise InputError(
                     f"{directory}: holds a run with {name} {before!r}, but now it is {now!r}; "
                     "go on with that, or train in another directory (--runs)"
