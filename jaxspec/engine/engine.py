@@ -169,8 +169,8 @@ class Engine:
         prefixes: Most bytes that it keeps of prompts, for others that begin alike.
         """
         rows = self.batcher.config.batch_size
-        read = self.batcher.read(examples)
-        return Batch(self.batcher, read, rows, live=True, prefixes=prefixes)
+        read = map(self.batcher.with_room, self.batcher.read(examples))
+        return Batch(self.batcher, [*read], rows, live=True, prefixes=prefixes)
 
     def samples(self, request: Request | str, count: int) -> list[Result]:
         """Draw several answers to one prompt, which is prefilled once.

@@ -254,7 +254,7 @@ def bucket(size: int, buckets: Sequence[int], what: str) -> int:
     for limit in sorted(buckets):
         if size <= limit:
             return limit
-    raise InputError(f"{what}: {size} is over the largest bucket {max(buckets)}; shorten it")
+    raise InputError(f"{what}: {size} is over the largest bucket {max(buckets)}; give less")
 
 
 def pad_rows(rows: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,10 +16,12 @@ from PIL import Image
 from eval.lib.drafts.config import EvalConfig, Variant
 from eval.lib.drafts.loading import load_models
 from jaxspec.checkpoints.processors import load_tokenizer
+from jaxspec.config import LlavaConfig
 from jaxspec.data.images import image_hash
 from jaxspec.engine.captioners import CachedCaptions, load_captioner
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
+from jaxspec.loading.models import prompt_encoder
 from jaxspec.prompts.captions import Caption
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
@@ -150,6 +152,42 @@ def test_every_image_of_both_turns_is_captioned_in_order(
     plain = Engine(loaded[0], config=EngineConfig(batch_size=4)).generate(requests)
     assert [result.tokens for result in results] == [result.tokens for result in plain]
     assert [result.caption_ms for result in plain] == [0.0, 0.0]
+
+
+def test_a_captioner_that_leaves_an_image_out_is_named(
+    loaded: tuple[LoadedModel, LoadedModel],
+) -> None:
+    class Silent:
+        def caption(self, images: Sequence[Image.Image]) -> list[Caption]:
+            return []
+
+    engine = Engine(*loaded, EngineConfig(views=("C",), gamma=2), Silent())
+    with pytest.raises(InputError, match="captioner: 0 captions of 1 images; let it return one"):
+        engine.check(Request("What?", NEW, images=[page(0)]))
+
+
+def test_a_live_batch_has_room_for_longer_captions_than_its_examples_have() -> None:
+    class Shades:
+        def caption(self, images: Sequence[Image.Image]) -> list[Caption]:
+            return [Caption("dark" if not np.any(image) else "light and dark") for image in images]
+
+    target, draft = (LoadedModel.load(MINI / name) for name in ("target", "draft"))
+    encoder = prompt_encoder(target)
+    dark, light = (
+        encoder.prompt("Hi", [image]) for image in (np.zeros((64, 64, 3), np.uint8), page(0))
+    )
+    assert isinstance(target.config, LlavaConfig)
+    slots = target.config.image_tokens
+    assert slots
+    target_row = len(dark.tokens) - 1 + slots
+    row = len(dark.tokens) - 1 + len(VIEWS["C"].substitute(encoder, "dark"))
+    assert row < target_row
+    config = EngineConfig(views=("C",), gamma=2, batch_size=1, prompt_buckets=(row, target_row))
+    engine = Engine(target, draft, config, Shades())
+    batch = engine.live([Request(dark, NEW)])
+    (read,) = engine.batcher.read([Request(light, NEW)])
+    assert row < len(read.rows[1]) <= target_row
+    assert batch.fit(read) == batch.capacity
 
 
 @pytest.mark.full

@@ -157,6 +157,9 @@ class Batcher:
         captions = [Caption("")] * sum(counts)
         if self.captioner is not None:
             captions = self.captioner.caption(list(chain(*decoded_images(read, 0))))
+            if len(captions) != sum(counts):
+                given = f"{len(captions)} captions of {sum(counts)} images"
+                raise InputError(f"captioner: {given}; let it return one an image")
         unused = iter(captions)
         return [list(islice(unused, count)) for count in counts]
 
@@ -201,6 +204,20 @@ class Batcher:
                 for source in program.sources
             ),
         )
+
+    def with_room(self, example: EncodedRequest) -> EncodedRequest:
+        """Return an example in whose sizes images may have longer captions than its own.
+
+        A draft that reads captions gets as many slots as the target's prompt, with its images.
+        """
+        if not any(form.view.reads_captions for form in self.assembly.forms):
+            return example
+        sizes = example.sizes
+        sources = tuple(
+            tuple(max(size, sizes.length) for size in each) if source.forms else each
+            for source, each in zip(self.program.sources, sizes.sources, strict=True)
+        )
+        return replace(example, sizes=sizes._replace(sources=sources))
 
     def batches(self, read: Sequence[EncodedRequest]) -> list[list[int]]:
         """Return the indices of the requests that share a batch, batch by batch.
