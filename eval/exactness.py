@@ -82,6 +82,11 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Measures token identity, and tests the distribution of sampled answers."""
     preset, config, options = parse_command(Options, __doc__, args)
+    if config.temperature:
+        raise InputError(
+            f"temperature: {config.temperature:g}; compared answers are greedy, and drawn ones "
+            "have temperatures of their own; leave it out"
+        )
     with Run(preset, vars(config) | vars(options), options.out) as run:
         models = load_models(config)
         full = None

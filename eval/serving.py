@@ -31,7 +31,7 @@ from eval.lib.times.load import Timing, ask_all
 from jaxspec.cli.options import run_script
 from jaxspec.data.images import load_image
 from jaxspec.engine.engine import Engine, EngineConfig, Request
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, reading
 from jaxspec.loading.models import LoadedModel, load_draft
 from jaxspec_demo import ASSETS
 
@@ -98,11 +98,11 @@ def main(
 
 
 def _listed(url: str) -> str:
-    try:
-        with urlopen(f"{url}/v1/models", timeout=10) as answer:
-            return json.load(answer)["data"][0]["id"]
-    except OSError as error:
-        raise InputError(f"url: {url}: {error}; start the server") from None
+    with (
+        reading(f"url {url}: lists no model", "start the server, and give its address"),
+        urlopen(f"{url}/v1/models", timeout=10) as answer,
+    ):
+        return json.load(answer)["data"][0]["id"]
 
 
 def _body(model: str, i: int, new: int, images: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from configs.eval.mini import config as MINI
+from eval import exactness
 from eval.lib.collaborative.config import CollaborativeEvalConfig
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.loading import load_models
@@ -207,6 +208,9 @@ def test_a_set_is_named_with_its_file() -> None:
         ("mini --limt 3", "--limt: no such option; did you mean '--limit'"),
         ("mini --limit 2 3", "--limit: takes one value, and '2', '3' are two"),
         ("mini --limit x", "--limit: 'x'; give a whole number"),
+        ("mini --dtype float8", "unknown dtype 'float8'; did you mean 'float32'"),
+        ("mini --batch-size 65", "batch_size: 65; give 1 to 64"),
+        ("mini --width 1000", "width: 1000; give 1 to 256"),
         ("mini --sets describ", "unknown set 'describ'; did you mean 'describe'"),
         ("mini --sets read --data reed=a.jsonl", "data: 'reed' is a set that is not asked; add it"),
     ],
@@ -215,6 +219,11 @@ def test_wrong_words_are_one_line(line: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         parse(line)
     assert "\n" not in str(caught.value)
+
+
+def test_a_temperature_that_exactness_does_not_read_is_refused() -> None:
+    with pytest.raises(InputError, match=r"temperature: 0\.7; compared answers are greedy"):
+        exactness.main(["mini", "--temperature", "0.7"])
 
 
 @pytest.mark.parametrize("name", preset_names("eval"))
@@ -233,6 +242,3 @@ def test_presets_are_well_formed(name: str) -> None:
     if isinstance(config, RecordedConfig):
         sources = {name for one in config.methods for name in one.sources.split("+")}
         assert sources <= {"lookup", "history", "table", "similar"}
-        return
-    for row in config.rows:
-        config.engine(row)

@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from eval import serving
+from jaxspec.errors import InputError
 from tests.serve.conftest import Served
 
 pytestmark = pytest.mark.full
+
+
+def test_what_is_no_server_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"url nowhere: lists no model .*; start the server"):
+        serving.main(tmp_path / "out", "nowhere")
 
 
 def test_load_is_measured(served: Served, tmp_path: Path) -> None:

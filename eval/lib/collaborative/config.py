@@ -14,7 +14,7 @@ from eval.lib.questions.cos_release import released_samples
 from eval.lib.questions.sets import check_names, evaluation_set
 from jaxspec.data.samples import Sample
 from jaxspec.engine.config import CollaborationConfig, Method
-from jaxspec.errors import InputError, check_counts, check_seed, nearest
+from jaxspec.errors import InputError, check_counts, nearest
 from jaxspec.sharding import Placement
 
 DIALS = ("lambda", "mu", "gamma")
@@ -169,7 +169,7 @@ class CollaborativeEvalConfig(Examples, Together, Placement):
     def __post_init__(self) -> None:
         self.check()
         check_names(list(set_places(self.shots)))
-        check_counts(held_out=self.held_out, repeats=self.repeats, timed=self.timed)
-        check_seed(self.seed)
+        self.check_decoding()
+        check_counts(held_out=self.held_out, timed=self.timed)
         for pairing in self.pairings:
             pairing.points(self.sweep)

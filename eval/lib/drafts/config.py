@@ -19,6 +19,7 @@ from jaxspec.engine.drafts import HEAD
 from jaxspec.errors import InputError, check_counts, check_seed, located
 from jaxspec.files import local_path
 from jaxspec.models.int8 import Weights
+from jaxspec.runtime import parse_dtype
 from jaxspec.sharding import Placement
 from picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 
@@ -135,6 +136,12 @@ class Decoding:
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
     """Numbers of image tiles to compile for."""
 
+    def check_decoding(self) -> None:
+        """Raise InputError for an unknown dtype, and for numbers out of range."""
+        parse_dtype(self.dtype)
+        check_counts(max_new_tokens=self.max_new_tokens, repeats=self.repeats)
+        check_seed(self.seed)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Drafting(Decoding):
@@ -224,8 +231,9 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
 
     def __post_init__(self) -> None:
         self.check()
-        check_counts(repeats=self.repeats)
-        check_seed(self.seed)
+        self.check_decoding()
+        for row in self.rows:
+            self.engine(row)  # checks its options
         if not set(self.turns) <= {1, 2} or not self.turns:
             raise InputError(f"turns: {self.turns} must be 1, 2 or both")
         if not any(map(self.turns_of, self.sets)):

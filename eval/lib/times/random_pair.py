@@ -40,6 +40,7 @@ from jaxspec.models.families import image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.int8 import Weights
 from jaxspec.models.language_model import LanguageModel
+from jaxspec.runtime import parse_dtype
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
 
@@ -109,7 +110,7 @@ class Pair:
 
     @property
     def dtype(self) -> jnp.dtype:
-        return jnp.dtype(self.config.dtype)
+        return parse_dtype(self.config.dtype)
 
     def passes(self, model: LoadedModel, batch: int, slots: int, tokens: int) -> Passes:
         """Return passes of up to `tokens` tokens a row over a cache with `slots` filled slots."""
