@@ -30,8 +30,9 @@ from jaxspec.checkpoints.adapters import save_adapter
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.locating import SMALL, locate, model_name
 from jaxspec.checkpoints.orbax import forget
-from jaxspec.cli.export import OnHub
+from jaxspec.cli.export import NEEDS_PUSH, OnHub
 from jaxspec.cli.options import listing, paragraphs, parse_options
+from jaxspec.cli.shared import refuse_set
 from jaxspec.cluster import on_first
 from jaxspec.command import input_errors, load_preset, preset_names, preset_texts, script_name
 from jaxspec.errors import InputError
@@ -231,9 +232,12 @@ def destination(
     recipe: Recipe | HeadRecipe, options: Options
 ) -> tuple[Repository | None, Terms | None]:
     """Return where the finished model is pushed to, and the terms of its card, before training."""
-    if options.push is None:
+    repository, start = options.repository, recipe.target
+    if repository is None:
+        refuse_set(options, ["licence", "base_model"], NEEDS_PUSH)
         return None, None
-    repository, start = Repository(options.push, options.public, options.onto), recipe.target
+    if options.debug:
+        raise InputError(f"--push {options.push}: a trial is not pushed; leave out --debug or this")
     if isinstance(recipe, Recipe) and isinstance(recipe.start, str):
         start = recipe.start
     path = locate(start, files=SMALL)

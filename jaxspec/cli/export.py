@@ -14,7 +14,7 @@ from jaxspec.checkpoints.formats import gguf_files, original_llava
 from jaxspec.checkpoints.huggingface import SaveOptions
 from jaxspec.checkpoints.locating import fetch_checkpoint, locate, model_name, published_name
 from jaxspec.checkpoints.processors import load_tokenizer
-from jaxspec.cli.shared import progress
+from jaxspec.cli.shared import progress, refuse_set
 from jaxspec.config import ModelConfig
 from jaxspec.errors import InputError, printable
 from jaxspec.heads.config import HeadConfig
@@ -27,6 +27,8 @@ from jaxspec.publishing.export import Target, export, terms_of
 from jaxspec.publishing.push import Repository, check_terms, push
 from jaxspec.publishing.served_draft import draft_command
 from jaxspec.runtime import human_bytes, setup_runtime
+
+NEEDS_PUSH = "needs --push; give a repository, or leave it out"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,14 @@ class OnHub:
     """Licence for the card, an id of the hub's list or NAME=LINK; by default the source's."""
     base_model: str | None = None
     """Hub id of the model that the result was made from, for the card; by default the source's."""
+
+    @property
+    def repository(self) -> Repository | None:
+        """Return the repository to push to; InputError for options of a push without one."""
+        if self.push is None:
+            refuse_set(self, ["public", "onto"], NEEDS_PUSH)
+            return None
+        return Repository(self.push, self.public, self.onto)
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,7 @@ def run(args: Export) -> None:
     """Write the directory, and print a line about it."""
     setup_runtime()
     draft, hub = args.draft, args.hub
-    repository = None if hub.push is None else Repository(hub.push, hub.public, hub.onto)
+    repository = hub.repository
     destination = args.destination or (repository and repository.folder)
     if destination is None:
         raise InputError("destination: none is given; give a directory, or --push owner/name")

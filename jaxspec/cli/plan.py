@@ -15,7 +15,7 @@ import tyro
 from jaxspec.checkpoints.directories import read_config, read_raw_config
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import QWEN_PIXELS
-from jaxspec.cli.shared import view_names
+from jaxspec.cli.shared import refuse_set, view_names
 from jaxspec.config import ModelConfig, QwenVLConfig
 from jaxspec.engine.drafts import DraftConfig, mixture
 from jaxspec.engine.plan import (
@@ -39,6 +39,11 @@ ROOM, TRAINING_ROOM = 0.93, 0.5
 MOST = 1 << 20
 """Most tokens, images or requests that an option takes."""
 DEFAULT_CHIPS = ("v5e", "v6e", "v5p", "h100")
+OF_DECODING = (
+    *("views", "gamma", "batch_size", "images", "max_pixels", "new"),
+    *("target_weights", "draft_weights"),
+)
+"""Options that the plan of a training step does not read."""
 TOKENS = (2, 3, 4)
 """Tokens per pass for which speed-ups are printed."""
 
@@ -99,6 +104,8 @@ def run(args: Plans) -> None:
             raise InputError(f"--train: {args.train} samples teach one draft; give it by --draft")
         _plan_training(args, target, *drafts)
         return
+    if not parts.names:
+        refuse_set(args, ["gamma"], "needs a draft; give --draft, or leave it out")
     dtype = parse_dtype(args.dtype)
     program, params = abstract_program(
         target,
@@ -159,12 +166,10 @@ def _check(args: Plans) -> None:
     for name, count in counts.items():
         if not 0 <= count <= MOST:
             raise InputError(f"--{name}: {count}; give 0 to {MOST}")
-    if args.draft_weights is not None and (args.train is not None or not args.draft):
-        raise InputError("--draft-weights: needs --draft, and no --train; leave it out")
-    if args.train is not None and args.target_weights is not None:
-        raise InputError("--target-weights: training reads no int8 weights; leave it out")
-    if args.train is not None and args.max_pixels is not None:
-        raise InputError("--max-pixels: a training step is planned by its tokens; leave it out")
+    if args.train is not None:
+        refuse_set(args, OF_DECODING, "a training step does not depend on it; leave it out")
+    if not args.draft:
+        refuse_set(args, ["draft_weights"], "needs --draft; give one, or leave it out")
     if args.max_pixels is not None and not 1 <= args.max_pixels <= QWEN_PIXELS:
         raise InputError(f"--max-pixels: {args.max_pixels}; give 1 to {QWEN_PIXELS}")
 

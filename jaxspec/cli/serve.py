@@ -145,6 +145,9 @@ def run(args: Serve) -> None:
         raise InputError(f"--host: {listening.host} may be reached by others; give --api-key")
     if listening.image_dir is not None and not listening.image_dir.is_dir():
         raise InputError(f"--image-dir: {listening.image_dir}: no such directory")
+    drafts = bool(drafting.draft or drafting.views)
+    if listening.race and not drafts:
+        raise InputError("--race: nothing drafts; give --draft, or leave it out")
     models.template  # noqa: B018  # is read before the models
     with needing("jaxspec serve", "serve"):
         from jaxspec.serve.app import Server, Settings, serve
@@ -154,7 +157,6 @@ def run(args: Serve) -> None:
         from jaxspec.serve.worker import Worker
     listener = _listen(listening.host, listening.port)
 
-    drafts = bool(drafting.draft or drafting.views)
     how: dict[str, Any] = {
         "generation_config": models.generation_config,
         "prompt_buckets": tuple(sorted({*lengths, *PROMPT_BUCKETS})),
@@ -176,7 +178,7 @@ def run(args: Serve) -> None:
     name = models.model or Path(model_name(models.target)).name
     metrics = Metrics(name)
     plain = None
-    if listening.race and drafts:
+    if listening.race:
         config = EngineConfig(batch_size=sizes.batch_size, width=drafting.width, **how)
         plain = Engine(engine.target, config=config)
     host = f"[{listening.host}]" if ":" in listening.host else listening.host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -306,6 +306,13 @@ def answer(
         print(json.dumps({name: getattr(result, name) for name in names} | {"stats": stats}))
     elif not streams:
         print(result.text)
+
+
+def refuse_set(options: Any, names: Sequence[str], why: str) -> None:
+    """Raise InputError for the first of these options that has another value than its default."""
+    changed = [name for name in names if getattr(options, name) != getattr(type(options), name)]
+    if changed:
+        raise InputError(f"--{changed[0].replace('_', '-')}: {why}")
 
 
 def view_names(text: str) -> tuple[str, ...]:

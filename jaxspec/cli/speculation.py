@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import tyro
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.locating import locate, model_name
 from jaxspec.cli.drafts import cached_draft
-from jaxspec.cli.shared import Loading, clear, numbers, progress, view_names
+from jaxspec.cli.shared import Loading, clear, numbers, progress, refuse_set, view_names
 from jaxspec.engine.captioners import check_captioner, load_captioner
 from jaxspec.engine.config import capped_gamma
 from jaxspec.engine.drafts import Mixture, mixture
@@ -162,16 +161,16 @@ def _check_drafts(drafting: Drafting, parts: Mixture) -> None:
     """Raise InputError for options that nothing of a mixture reads."""
     listing = ",".join(parts.names)
     if not listing:
-        _refuse(drafting, OF_DRAFTS, "needs a draft; give --draft, or leave it out")
+        refuse_set(drafting, OF_DRAFTS, "needs a draft; give --draft, or leave it out")
     if not drafting.draft:
-        _refuse(
+        refuse_set(
             drafting, ["draft_revision"], "needs --draft with a hub id; give one, or leave it out"
         )
-        _refuse(drafting, ["draft_weights"], "needs --draft; give one, or leave it out")
+        refuse_set(drafting, ["draft_weights"], "needs --draft; give one, or leave it out")
     if parts.head is None:
-        _refuse(drafting, ["draft_images"], "needs a head; give --draft, or leave it out")
+        refuse_set(drafting, ["draft_images"], "needs a head; give --draft, or leave it out")
     if len(parts.names) == 1:
-        _refuse(
+        refuse_set(
             drafting,
             ["weighting"],
             f"{listing} drafts alone; add --draft or --views, or leave it out",
@@ -181,10 +180,3 @@ def _check_drafts(drafting: Drafting, parts: Mixture) -> None:
         check_captioner(drafting.captioner)
         if not reads:
             raise InputError(f"--captioner: no view of {listing} shows captions; add C to --views")
-
-
-def _refuse(drafting: Drafting, names: Sequence[str], why: str) -> None:
-    """Raise InputError for the first of these options that has another value than its default."""
-    changed = [name for name in names if getattr(drafting, name) != getattr(Drafting, name)]
-    if changed:
-        raise InputError(f"--{changed[0].replace('_', '-')}: {why}")

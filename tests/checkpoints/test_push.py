@@ -193,3 +193,15 @@ def test_a_recipe_says_before_it_trains_what_its_card_lacks(good: Path, hub: Hub
         recipe.main([*start, "draft"])
     with pytest.raises(InputError, match="names no licence"):
         recipe.main([*start, NAME])
+    with pytest.raises(InputError, match="a trial is not pushed; leave out --debug"):
+        recipe.main([*start, NAME, *TERMS, "--debug"])
+
+
+def test_options_of_a_push_need_one(good: Path, refusal: Callable[..., str]) -> None:
+    for options in (("--public",), ("--onto", "1234")):
+        line = f"{options[0]}: needs --push; give a repository, or leave it out"
+        assert line in refusal("export", good, "out", *options)
+        with pytest.raises(InputError, match=line):
+            recipe.main(["mini_text", *options])
+    with pytest.raises(InputError, match="--licence: needs --push"):
+        recipe.main(["mini_text", *TERMS])

@@ -118,6 +118,10 @@ def test_layers_that_read_the_keys_of_others_take_no_cache() -> None:
         (["--train", "8"], "--train: 8 samples teach one draft; give it by --draft"),
         (["--max-pixels", "784"], "--max-pixels: 'llava' does not size images by it; leave it out"),
         (["--views", "M"], "views: M need a draft model; give one, or leave them out"),
+        (["--gamma", "3"], "--gamma: needs a draft; give --draft, or leave it out"),
+        (["--draft-weights", "int8"], "--draft-weights: needs --draft; give one, or leave it out"),
+        (["--train", "8", "--draft", "{}", "--gamma", "3"], "--gamma: a training step does not"),
+        (["--train", "8", "--draft", "{}", "--batch-size", "2"], "--batch-size: a training step"),
         (
             ["--draft", "{}", "--draft", "{}"],
             "draft: 2 models and 0 heads; give at most one of each",

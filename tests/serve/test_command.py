@@ -76,6 +76,7 @@ def test_it_warms_up_answers_and_ends_what_it_has_begun(pair: tuple[Path, Path])
         (("--target", "x", "--images", "-1"), "--images: -1"),
         (("--target", "x", "--timeout", "inf"), "--timeout: inf"),
         (("--target", "x", "--image-dir", "absent"), "--image-dir: absent: no such directory"),
+        (("--target", "x", "--race"), "--race: nothing drafts; give --draft, or leave it out"),
     ],
 )
 def test_options_are_checked_before_anything_is_read(
