@@ -236,7 +236,7 @@ OTHERS = {
                 replace(row, weights=tuple(range(1, 1 + len(row.views)))) for row in LLAVA15.rows
             )
         },
-        {"rows": tuple(replace(row, weighting="hedge") for row in LLAVA15.rows)},
+        {"rows": tuple(replace(row, weighting="hard_match") for row in LLAVA15.rows)},
         {"rows": tuple(replace(row, tree="2") for row in LLAVA15.rows)},
     ),
     "ibed_weights": (
