@@ -200,16 +200,11 @@ def test_the_data_of_a_stage_have_weights() -> None:
 
 
 def test_more_tokens_than_are_scored_are_not_compared(taught: Path, tmp_path: Path) -> None:
-    """A draft vocabulary that is negative, or larger than the target's, is refused, too."""
+    """A negative draft vocabulary is refused, too."""
     made = recipe(taught, view="T", distillation=Distillation("tvd", top_k=9))
     few, data = replace(made, draft_vocabulary=8), {**DATA, "talk": taught / "talk"}
     with pytest.raises(InputError, match="distillation: top_k 9 of 8 scored tokens; give fewer"):
         train_draft(few, tmp_path, data)
-    many = replace(made, draft_vocabulary=102)
-    with pytest.raises(
-        InputError, match="draft_vocabulary: 102, but the target has 101 tokens; give fewer"
-    ):
-        train_draft(many, tmp_path, data)
     with pytest.raises(InputError, match="draft_vocabulary: -5; give a number from 0"):
         replace(made, draft_vocabulary=-5)
 
