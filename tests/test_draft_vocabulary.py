@@ -82,7 +82,7 @@ def test_a_head_scores_its_words_as_its_target_does() -> None:
 @pytest.mark.parametrize("share", [None, 0.5, 1.0], ids=["answers", "both", "distilled"])
 @pytest.mark.parametrize("words", [WORDS, range(12)], ids=["narrow", "fewer tokens"])
 def test_training_reads_its_words_alone(share: float | None, words: Sequence[int]) -> None:
-    """Those of a draft vocabulary, or of a model with fewer tokens than its target."""
+    """A loss learns only of tokens in a draft's vocabulary, or in a smaller model's."""
     params = tiny.noisy(TEXT_PARAMS, 0.2)
     if words is WORDS:
         draft, params = tiny.narrow(TEXT, params, WORDS)

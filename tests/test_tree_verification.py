@@ -290,7 +290,10 @@ def test_greedy_rows_beside_sampled_ones() -> None:
 
 
 def test_a_verdict_draws_from_a_stream_of_its_own() -> None:
-    """Of five nodes the root and nodes 1 and 3 have children, and each of them is a stream of draws."""
+    """A verdict shares no stream of draws with a drafted node.
+
+    Of five nodes the root and nodes 1 and 3 have children, each with a stream of its own.
+    """
     model, _ = tiny.lvlm(32, 1, seed=0)
     program, rows = tiny.speculator(model, model, ("T",), 3, tree="2:5"), 64
     shape = branching(2, 3, 5)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -36,14 +36,14 @@ class Bias(NamedTuple):
     prefix: tuple[int, ...]
 
 
-def is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """Return whether a value is a whole number from 0 on."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
 def count_within(least: int, most: int) -> Callable[[object], bool]:
     """Return the test whether a value is a whole number in a range."""
-    return lambda value: is_count(value) and least <= int(value) <= most  # type: ignore[call-overload]
+    return lambda value: is_count(value) and least <= value <= most
 
 
 def within(least: float, most: float) -> Callable[[object], bool]:

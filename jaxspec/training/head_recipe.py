@@ -211,7 +211,7 @@ def train_heads(
         if getattr(recipe, option) and jax.process_count() > 1:
             raise InputError(f"{option}: works only in one process; leave it out")
     configs = {name: config for name, (config, _) in heads.items()}
-    if recipe.keep_readings and run is not dry_run:  # which writes nothing
+    if recipe.keep_readings and run is not dry_run:  # a dry run writes nothing
         config = configs[ALONE]
         read = jax.jit(partial(read_target, target.model), static_argnums=2)
         reads = config.reads, first.dtype

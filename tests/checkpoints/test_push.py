@@ -197,10 +197,12 @@ def test_a_recipe_says_before_it_trains_what_its_card_lacks(good: Path, hub: Hub
         recipe.main([*start, NAME, *TERMS, "--debug"])
 
 
-def test_options_of_a_push_need_one(good: Path, refusal: Callable[..., str]) -> None:
+def test_options_of_a_push_need_one(
+    good: Path, tmp_path: Path, refusal: Callable[..., str]
+) -> None:
     for options in (("--public",), ("--onto", "1234")):
         line = f"{options[0]}: needs --push; give a repository, or leave it out"
-        assert line in refusal("export", good, "out", *options)
+        assert line in refusal("export", good, tmp_path / "out", *options)
         with pytest.raises(InputError, match=line):
             recipe.main(["mini_text", *options])
     with pytest.raises(InputError, match="--licence: needs --push"):

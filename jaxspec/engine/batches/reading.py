@@ -23,9 +23,10 @@ from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.speculative import TargetProgram
 from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import run_opened, run_piece, run_scored_prefill
-from jaxspec.engine.batches.batcher import Batcher, Together
+from jaxspec.engine.batches.batcher import Batcher
 from jaxspec.engine.batches.fitting import has_room, holds, largest, towers_read
 from jaxspec.engine.batches.prefixes import Prefix, Prefixes, image_names
+from jaxspec.engine.batches.together import Together
 from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.memory import Sizes
 from jaxspec.engine.requests import EncodedRequest

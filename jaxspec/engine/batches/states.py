@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import insert_rows
-from jaxspec.engine.batches.batcher import Batcher, Together
+from jaxspec.engine.batches.batcher import Batcher
+from jaxspec.engine.batches.together import Together
 from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.memory import Sizes, abstract_inputs, abstract_state
 from jaxspec.engine.requests import EncodedRequest
