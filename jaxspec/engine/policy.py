@@ -154,7 +154,8 @@ class Policy:
         # One draft compiles at once: it is there to be used.
         more = compiled <= {0} or self.once + self.first_ms <= ONCE * self.spent
         for i, ms in enumerate(costs):
-            loss = trial * ms * max(0.0, 1 - rates[i] / rates[best])
+            blocks = max(1.0, trial * len(rows) / self.tokens(i, rows))
+            loss = blocks * ms * max(0.0, 1 - rates[i] / rates[best])
             if not (more or i in compiled):
                 continue
             doubt = 2 if self.blocks - self.measured_at.get(i, 0) > STALE else 1

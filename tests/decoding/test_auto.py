@@ -15,7 +15,7 @@ from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.batches import batcher
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.engine.evidence import Progress, Shadow
-from jaxspec.engine.policy import BUDGET, DEBT, Choice, Gain, Pace, Policy
+from jaxspec.engine.policy import BUDGET, DEBT, STALE, Choice, Gain, Pace, Policy
 from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.sharding import make_mesh
@@ -284,6 +284,20 @@ def test_drafts_lose_little_though_their_fastest_runs_promise_gains() -> None:
     assert policy.spent / MS[0] <= (1 + BUDGET) * tokens + 2 * DEBT
 
 
+@pytest.mark.parametrize(("spent", "tried"), [(500.0, False), (800.0, True)])
+def test_a_trial_may_lose_what_its_expected_blocks_take(spent: float, tried: bool) -> None:
+    """Two tokens are one block, whose 30 ms may gain 1.96 tokens.
+
+    In them plain decoding gains 3, so 11.6 ms are lost, which are 2 % of 580 ms.
+    """
+    policy = Policy([PLANS[0], PLANS[2]], spent=spent)
+    for plan, ms in enumerate((10.0, 30.0)):
+        policy.measured(plan, "1x64", ms)
+        policy.compiled.add((plan, ""))
+    policy.blocks = STALE + 1
+    assert policy.choose([{}], "1x64", "").trial is tried
+
+
 def test_a_programs_first_run_is_no_measurement() -> None:
     policy, beliefs = Policy(PLANS), [{}]
     for compiled_ms, plan in ((900.0, 0), (0.0, 0), (900.0, 1), (0.0, 1)):
@@ -358,4 +372,6 @@ def test_warmup_says_what_plans_cost(
     engine.warmup(requests()[1])
     said = capsys.readouterr().err
     assert said.count("(pays from") == 4, said
+    # A program's first run is no measurement, and of each plan there are three more.
+    assert {*map(len, engine.batcher.policy.costs.values())} == {3}
     assert engine.generate(requests()[1]).compile_ms == 0

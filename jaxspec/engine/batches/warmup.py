@@ -56,7 +56,8 @@ def warmup_steps(batch: Batch) -> Sequence[Step]:
                 loop = partial(compile_loop, batch, width, form, kind, held)
                 later = 3 if kind.changed else 2
                 steps.append(Step(loop, soon if first or not live else later))
-            for i in range(len(plans)):
+            # By turns, so that a burst of other work on the machine slows no plan alone.
+            for i in [*range(len(plans))] * 2:
                 steps.append(Step(partial(measure, batch, width, form, i), 2 if live else 0))
         if form in batch.smaller:
             steps.append(Step(partial(batch.use, form), soon))
@@ -98,16 +99,17 @@ def compile_move(batch: Batch, old: tuple[int, Sizes], new: tuple[int, Sizes]) -
 
 
 def measure(batch: Batch, width: int, form: Sizes, plan: int) -> None:
-    """Tell the policy how long a block of a plan takes, after a first one that takes longer."""
+    """Tell the policy how long two blocks of a plan take; its very first one takes longer."""
     assert batch.pace is not None
     policy, kind = batch.pace.policy, batch.kinds[0]
     batch.hold(width, form)
-    for run in range(4):
+    keys = {(plan, batch.loop_key(kind)) for kind in batch.kinds}
+    for _ in range(2):
         batch.end(np.zeros(width, bool))
         count = int(np.max(batch.state.count)) + 1
         ms = batch.run(kind, batch.batcher.plans[plan], width, count)
-        if run:
+        if keys <= policy.compiled:
             policy.measured(plan, batch.sizes_name(kind), ms)
+        policy.compiled |= keys
     if batch.live:
         batch.end(np.ones(width, bool))
-    policy.compiled |= {(plan, batch.loop_key(kind)) for kind in batch.kinds}
