@@ -409,7 +409,8 @@ TWINS: dict[str, Twin] = {
     "Qwen/Qwen2.5-Coder-0.5B-Instruct": _qwen(
         SISTER.format("Qwen/Qwen2.5-7B-Instruct"),
         seed=1,
-        config=QWEN | {"tie_word_embeddings": True},
+        # As many layers as EAGLE-3's 2, n/2 and n-3 need to be three.
+        config=QWEN | {"tie_word_embeddings": True, "num_hidden_layers": 8},
     ),
     "Qwen/Qwen3-0.6B": _qwen(
         UNSEEN, "qwen3", config={"tie_word_embeddings": True, "sliding_window": None}
