@@ -34,7 +34,7 @@ def local_path(name: str | Path) -> Path:
     """Return the path of a name, its `~` expanded; InputError for an address such as https://."""
     if "://" in str(name):  # Path would drop one of its slashes
         raise InputError(f"{str(name)!r}: a web address; fetch it, and give the file or directory")
-    return Path(name).expanduser()
+    return Path(os.path.expanduser(name))
 
 
 def logged(path: Path) -> list[dict[str, Any]]:

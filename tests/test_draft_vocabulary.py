@@ -152,6 +152,10 @@ def test_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         fewer.params["lm_head"]["weight"], params["lm_head"]["weight"][:2]
     )
+    for name, library in (("whole", "transformers"), ("fewer", "jaxspec")):
+        card = (tmp_path / name / "README.md").read_text()
+        assert f"library_name: {library}\n" in card
+        assert ("In transformers" in card) == (library == "transformers")
     with pytest.raises(InputError, match="a draft vocabulary of 4 tokens, not 5"):
         export(tmp_path / "draft", tmp_path / "more", draft_vocabulary=5)
 
@@ -175,3 +179,13 @@ def test_files_of_heads(tmp_path: Path) -> None:
     assert export(tmp_path / "head", tmp_path / "same") == head
     fewer = export(tmp_path / "head", tmp_path / "fewer", draft_vocabulary=3)
     assert fewer.text_config.draft_vocabulary == WORDS[:3]  # type: ignore[union-attr]
+
+
+def test_what_a_source_suppresses_is_a_list(tmp_path: Path) -> None:
+    text = tiny.CONFIG.text_config
+    path = tiny.save(tmp_path / "draft", text, tiny.random_params(text))
+    (path / "generation_config.json").write_text('{"suppress_tokens": 5}')
+    target = Target("a target", replace(text, vocab_size=text.vocab_size + 3))
+    line = r"draft/generation_config.json: suppress_tokens 5 \(.+\); give a list of token ids"
+    with pytest.raises(InputError, match=line):
+        export(path, tmp_path / "out", target=target)

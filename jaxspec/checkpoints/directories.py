@@ -142,7 +142,8 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Write an object, indented; each list of numbers is one line (vocabularies have thousands)."""
     text = json.dumps(content, indent=2, ensure_ascii=False)
     text = _NUMBERS.sub(lambda match: "[" + " ".join(match[1].split()) + "]", text)
-    file.write_text(text + "\n", encoding="utf-8")
+    # Half of a surrogate pair, which JSON may hold and UTF-8 may not, becomes its escape.
+    file.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def read_raw_config(path: Path) -> dict[str, Any]:
@@ -203,7 +204,7 @@ def written_whole(path: str | Path, overwrite: bool) -> Iterator[Path]:
 
     Raises InputError as `check_destination`, and where it cannot be written.
     """
-    path = Path(os.path.abspath(Path(path).expanduser()))
+    path = Path(os.path.abspath(os.path.expanduser(path)))
     with whole_directory(path, lambda name: bool(PARTS.fullmatch(name))) as fresh:
         check_destination(path, overwrite)  # while no other process writes there
         yield fresh
@@ -236,7 +237,7 @@ def written_once(
 
 def check_destination(path: str | Path, overwrite: bool, *sources: Path) -> None:
     """Raise InputError where a checkpoint would replace a source, or anything unasked."""
-    path = Path(os.path.abspath(Path(path).expanduser()))
+    path = Path(os.path.abspath(os.path.expanduser(path)))
     _check_name(path)
     check_directory(path)
     for source in (source.resolve() for source in sources):

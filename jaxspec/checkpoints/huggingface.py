@@ -47,9 +47,10 @@ from jaxspec.typing import Params
 _NOT_KEPT = {
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     *("quantization_config", "compression_config", "vocab_size", "draft_vocabulary", "use_cache"),
-    "known_tokens",
+    *("known_tokens", "sliding_window", "max_window_layers", "layer_types"),
 }
-"""Entries of a source's config.json that do not hold for its copy, or are not about the model."""
+"""Entries of a source's config.json that do not hold for its copy, or are not about the model.
+Families write the last three where they have an effect."""
 
 
 @dataclass(frozen=True)

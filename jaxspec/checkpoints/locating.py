@@ -43,7 +43,7 @@ def locate(
 
     Args:
       path_or_id: Path, or OWNER/NAME of the hub, with @REVISION for a branch, tag or commit.
-      revision: The same for an id without one.
+      revision: The same for an id without one; InputError for anything else.
       files: Patterns of the files to fetch from the hub; None fetches all that is read.
     """
     path = fetch_checkpoint(path_or_id, revision, files)
@@ -67,15 +67,19 @@ def fetch_checkpoint(
 ) -> Path:
     """Return the local directory of a checkpoint as it was published; arguments as in `locate`."""
     check_path("checkpoint", path_or_id)
-    path = Path(path_or_id).expanduser()
-    has_name = str(path_or_id) != ""  # an unset variable would name the working directory
-    if has_name and path.is_dir():
+    path = Path(os.path.expanduser(path_or_id))
+    # "" is what an unset variable gives, and would name the working directory.
+    is_local = str(path_or_id) != "" and os.path.exists(path)
+    entry = None if is_local else plugins("models").get(str(path_or_id))
+    if revision is not None and (is_local or entry):
+        raise InputError(f"revision {revision!r}: {str(path_or_id)!r} is no hub id; leave it out")
+    if is_local and path.is_dir():
         return path
-    if has_name and path.exists():
+    if is_local:
         if path.suffix == ".gguf" and path.is_file():
             return converted(path)
         raise InputError(f"checkpoint {str(path)!r}: is a file; give the directory")
-    if entry := plugins("models").get(str(path_or_id)):
+    if entry:
         return load_plugin(entry)()
     if isinstance(path_or_id, Path) or (parts := hub_id(path_or_id)) is None:
         mend = _similar(path_or_id) or "give one, or a hub id owner/name"
@@ -84,6 +88,8 @@ def fetch_checkpoint(
     from huggingface_hub.errors import GatedRepoError
 
     repository, pinned = parts
+    if pinned and revision not in (None, pinned):
+        raise InputError(f"revision {revision!r}: {path_or_id!r} names another; leave one out")
     revision = pinned or revision
     what = f"checkpoint {path_or_id!r}: no such directory, and cannot be fetched from the hub"
     mend = "check name, revision and network, or give a local directory"
@@ -107,7 +113,7 @@ def model_name(path: str | Path) -> str:
 
     `runs/NAME/hf`, where training writes its result, is called NAME.
     """
-    path = Path(os.path.abspath(Path(path).expanduser()))
+    path = Path(os.path.abspath(os.path.expanduser(path)))
     repository = path.parents[1].name if path.parent.name == "snapshots" else ""
     if repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/")
@@ -128,7 +134,8 @@ def _similar(name: str | Path) -> str | None:
     """Return advice for a name without a checkpoint: a similar id or directory, if there is one."""
     if page := re.match(r"https?://(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", str(name)):
         return f"did you mean {page[1]!r}?"
-    path = Path(name).expanduser()
-    siblings = [path.with_name(entry.name) for entry in path.parent.glob("*/")] if path.name else []
+    path = Path(os.path.expanduser(name))
+    folders = path.parent.glob("*/") if path.name and os.path.isdir(path.parent) else ()
+    siblings = [path.with_name(folder.name) for folder in folders]
     near = get_close_matches(str(path), [*plugins("models"), *map(str, siblings)], 1, 0.8)
     return f"did you mean {near[0]!r}?" if near else None

@@ -256,8 +256,9 @@ def copy_processors(
     if whole.is_file() and not images.is_file():
         nested = read_json(whole).get("image_processor")
         if nested:  # transformers 5 keeps it here, where transformers 4 does not read it
-            if kind := nested.get("image_processor_type"):  # else config.json tells it
-                nested["image_processor_type"] = kind.removesuffix("Pil").removesuffix("Fast")
+            with reading(f"{source / whole.name}: image_processor is not readable", _MEND):
+                if kind := nested.get("image_processor_type"):  # else config.json tells it
+                    nested["image_processor_type"] = kind.removesuffix("Pil").removesuffix("Fast")
             write_json(images, nested)
     if tokenizer is None:
         return

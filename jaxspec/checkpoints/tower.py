@@ -32,13 +32,15 @@ def tower_files(path_or_id: str | Path) -> list[Path]:
     count.
     """
     path = locate(path_or_id, files=SMALL)
-    if (path / SINGLE).is_file() or not (path / INDEX).is_file():
+    shards: set[str] = set()
+    if (path / INDEX).is_file() and not (path / SINGLE).is_file():
+        config = read_config(path)
+        layouts, _ = _layouts(config)
+        renames = family_of(config.model_type).layouts
+        index = read_index(path / INDEX)
+        shards = {shard for name, shard in index.items() if hub_name(name, renames) in layouts}
+    if not shards:
         return model_files(locate(path_or_id))
-    config = read_config(path)
-    layouts, _ = _layouts(config)
-    renames = family_of(config.model_type).layouts
-    index = read_index(path / INDEX)
-    shards = {shard for name, shard in index.items() if hub_name(name, renames) in layouts}
     locate(path_or_id, files=tuple(shards))
     return sorted(path / shard for shard in shards)
 

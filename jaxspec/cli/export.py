@@ -137,8 +137,8 @@ def run_import(args: Import) -> None:
             raise InputError(
                 f"{path}: in Hugging Face layout already; `jaxspec export` rewrites it"
             )
-        directories.check_destination(args.destination, args.overwrite, path)
         tower = fetch_checkpoint(original_llava.tower_name(path))
+        directories.check_destination(args.destination, args.overwrite, path, tower)
         config = original_llava.convert(path, tower, args.destination, dtype, args.overwrite)
     _print_export(args.destination, config)
 

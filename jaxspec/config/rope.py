@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
-from jaxspec.config.schema import check_choice, known_fields
+from jaxspec.config.schema import check_choice, check_positive, known_fields
+from jaxspec.errors import InputError
 
 _ROPE_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -56,6 +57,25 @@ class RopeScaling:
         if not self.attention_factor:
             factor = self.factor if self.rope_type == "yarn" else 1.0
             object.__setattr__(self, "attention_factor", _yarn_magnitude(factor, 1.0))
+        numbers = "factor", "original_max_position_embeddings", "beta_fast", "beta_slow"
+        check_positive("text config", self, *numbers, "partial_rotary_factor", "attention_factor")
+
+    def check_sections(self, width: int) -> None:
+        """Raise InputError unless M-RoPE's sections, if any, share the frequencies of a head.
+
+        width: Numbers of a head.
+        """
+        sections = self.mrope_section
+        if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != width // 2):
+            raise InputError(
+                f"text config: mrope_section {list(sections)!s:.40} of heads of {width}; "
+                f"give three numbers that add up to {width // 2}"
+            )
+
+    @property
+    def one_axis(self) -> Self:
+        """Return the scaling of positions without M-RoPE's axes."""
+        return replace(self, mrope_section=(), mrope_interleaved=False)
 
     @property
     def mrope_axes(self) -> np.ndarray:

@@ -151,6 +151,7 @@ class RotaryConfig(TextConfig):
         check_positive("text config", self, "rms_norm_eps", "rope_theta")
         if self.sliding_window is not None:
             check_positive("text config", self, "sliding_window")
+        self.rope_scaling.check_sections(self.head_dim)
 
     qk_norm: ClassVar[bool] = False
     """Whether each head's queries and keys are normed before they are rotated."""
@@ -210,7 +211,12 @@ class RotaryConfig(TextConfig):
         if raw.get("num_key_value_heads", 0) is None:
             entries["num_key_value_heads"] = 0
         config = cls(**entries)
-        layers = config.num_hidden_layers
+        words, tokens, layers = config.draft_vocabulary, config.vocab_size, config.num_hidden_layers
+        if words and (len({*words}) < len(words) or min(words) < 0 or max(words) >= tokens):
+            last = tokens - 1
+            raise InputError(f"text config: draft_vocabulary: give ids from 0 to {last}, each once")
+        if not 0 <= config.known_tokens <= tokens:
+            raise InputError(f"text config: known_tokens {config.known_tokens}; give 0 to {tokens}")
         if kinds and (len(kinds) != layers or {*kinds} - {FULL, SLIDING}):
             raise InputError(
                 f"text config: layer_types {kinds!r:.60} for {layers} layers; "

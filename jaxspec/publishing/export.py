@@ -15,7 +15,7 @@ from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.locating import locate, model_name, published_name
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.config import ModelConfig, RotaryConfig, TextConfig, text_config, with_text
-from jaxspec.errors import InputError, located
+from jaxspec.errors import InputError, located, reading
 from jaxspec.files import local_path
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.files import ExportOptions, Server
@@ -222,8 +222,9 @@ def _text_model(
     }
     missing = [key for key in _TOKEN_IDS if getattr(config, key) is None and key in raw]
     # Text has one position a token, not M-RoPE's three, which are then equal.
-    rope = replace(config.rope_scaling, mrope_section=(), mrope_interleaved=False)
-    config = replace(config, rope_scaling=rope, **{key: raw[key] for key in missing})
+    config = replace(
+        config, rope_scaling=config.rope_scaling.one_axis, **{key: raw[key] for key in missing}
+    )
     return config, text_params(whole, params), raw
 
 
@@ -253,9 +254,10 @@ def _write_model(
     generation = {"eos_token_id": None} | read_json(settings) if settings.is_file() else {}
     text = text_config(model.config)
     if text.known_tokens:
-        suppressed: set[int] = set(generation.get("suppress_tokens") or ())
-        suppressed.update(range(text.known_tokens, text.vocab_size))
-        generation["suppress_tokens"] = sorted(suppressed)
+        listed = generation.get("suppress_tokens") or ()
+        with reading(f"{settings}: suppress_tokens {listed!r:.40}", "give a list of token ids"):
+            unknown = range(text.known_tokens, text.vocab_size)
+            generation["suppress_tokens"] = sorted({*listed, *unknown})
     if has_tokenizer(tokenizer_source):
         encoder = PromptEncoder.of(model.config, load_tokenizer(tokenizer_source))
         add_bos = not encoder.tokenizer.chat_template and encoder.tokenizer.bos_token is not None

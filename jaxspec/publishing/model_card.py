@@ -103,7 +103,9 @@ def write_model_card(path: Path, name: str, model: Exported, terms: Terms) -> No
         views = "" if has_vision else " --views T"
         commands.append(f"--target {path_or_id(model.target)} --draft {HERE}{views}")
     tag = "image-text-to-text" if has_vision else "text-generation"
-    front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": tag}
+    whole = not text.draft_vocabulary  # transformers reads no output matrix of fewer tokens
+    library = "transformers" if whole else "jaxspec"
+    front: dict[str, Any] = {"library_name": library, "pipeline_tag": tag}
     if model.target:
         front["tags"] = [SPECULATIVE]
     if history and terms.base_model:
@@ -113,7 +115,7 @@ def write_model_card(path: Path, name: str, model: Exported, terms: Terms) -> No
         "tables": measured_tables(model.source),
         "has_vision": has_vision,
         "has_template": model.has_template,
-        "transformers": True,
+        "transformers": whole,
         "draft": bool(model.target),
     }
     _write_card(path, terms, front, name=name, facts=facts, commands=commands, **variables)

@@ -13,7 +13,7 @@ import pytest
 from jaxspec.checkpoints.huggingface import SaveOptions
 from jaxspec.cli import main
 from jaxspec.cli.inspect import inspect
-from jaxspec.config import LlamaConfig
+from jaxspec.config import LlamaConfig, RopeScaling
 from jaxspec.errors import InputError
 from jaxspec.heads.kinds.eagle1 import Eagle1Config
 from jaxspec.heads.loading import is_head, list_head, load_head, read_draft_config, save_head
@@ -93,6 +93,14 @@ def test_the_rule_for_images_is_the_files_or_the_ids(
     assert is_head(path)
     config, _, problems = list_head(path)
     assert (config.title, config.images, problems) == ("EAGLE-1 head", rule, [])  # pyright: ignore
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_positions_have_one_axis_in_files_old_and_new(name: str) -> None:
+    rope = {"rope_theta": 5e5, "rope_type": "default", "mrope_section": [1, 1, 2]}
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
+    text = Eagle1Config.from_dict({**sizes, "rope_theta": 5e5, name: rope}).text_config
+    assert (text.rope_theta, text.rope_scaling) == (5e5, RopeScaling())
 
 
 @pytest.mark.parametrize(

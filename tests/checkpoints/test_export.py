@@ -172,6 +172,16 @@ def test_text_only_keeps_ids_of_the_top_level(source, tmp_path):
         export(tmp_path / "text", tmp_path / "again", text_only=True)
 
 
+def test_a_window_that_no_row_fills_is_not_copied(tmp_path):
+    """transformers would run layers that slide without a window."""
+    model = hf.qwen2(
+        use_sliding_window=True, max_window_layers=0, sliding_window=64, max_position_embeddings=64
+    )
+    export(hf.write(tmp_path / "theirs", model), tmp_path / "ours")
+    again = hf.reload(tmp_path / "ours", type(model))
+    hf.assert_close(hf.logits(again, [hf.text(8)]), hf.logits(model, [hf.text(8)]))
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_padded_tokens_are_never_likeliest(tied):
     """Whatever the hidden state: the added logits are the mean of the others, also where all of

@@ -198,6 +198,9 @@ def test_no_such_checkpoint(tmp_path):
         (absent, "absent': no such directory"),
         ("three/part/name", "no such directory"),
         (file, "is a file; give the directory"),
+        ("a" * 5000, "no such directory"),
+        (f"{'a' * 5000}/{'b' * 5000}/c", "no such directory"),
+        ("~no such user/model", "no such directory"),
     ):
         with pytest.raises(InputError, match=said):
             locate(name)
@@ -250,6 +253,10 @@ def test_hub_id(monkeypatch, hub):
     assert asked["name"] == "owner/name"
     assert asked["revision"] == "v2"
     locate("owner/name@a272c74")
+    with pytest.raises(InputError, match="revision 'v2': 'owner/name@a272c74' names another"):
+        locate("owner/name@a272c74", revision="v2")
+    with pytest.raises(InputError, match=r"revision 'v2': '/.+' is no hub id; leave it out"):
+        locate(str(hub), revision="v2")
     assert (asked["name"], asked["revision"]) == ("owner/name", "a272c74")
     shards = [
         "model-00001-of-00002.safetensors",

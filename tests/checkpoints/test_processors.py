@@ -20,6 +20,7 @@ from jaxspec.checkpoints.processors import (
 )
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.publishing.export import export
 from tests import tiny
 from tests.hub import words
 
@@ -191,3 +192,22 @@ def test_a_vocabulary_and_its_merges_alone(family, begin, tmp_path):
         InputError, match=r"no tokenizer \(neither .* nor vocab.json and merges.txt\); copy it"
     ):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("settings", ["x", {"image_processor_type": 5}])
+def test_settings_of_images_that_are_none_are_one_line(settings, good, tmp_path):
+    source = shutil.copytree(good, tmp_path / "source")
+    (source / "preprocessor_config.json").unlink()
+    (source / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    line = r"source/processor_config.json: image_processor is not readable \("
+    with pytest.raises(InputError, match=line):
+        export(source, tmp_path / "out")
+
+
+def test_half_a_surrogate_pair_is_copied(good, tmp_path):
+    """JSON holds it as an escape, and UTF-8 does not."""
+    source = shutil.copytree(good, tmp_path / "source")
+    (source / "tokenizer_config.json").write_text(json.dumps({"note": "\ud83d", "other": "ü"}))
+    copy_processors(source, tmp_path, tiny.CONFIG, None, False)
+    written = (tmp_path / "tokenizer_config.json").read_text(encoding="utf-8")
+    assert json.loads(written) == {"note": "\ud83d", "other": "ü"}

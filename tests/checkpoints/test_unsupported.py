@@ -36,6 +36,28 @@ SIGLIP = {"model_type": "siglip_vision_model"}
             {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
             "rope_type 'longrope' is not supported",
         ),
+        (
+            LlamaConfig,
+            {"rope_scaling": {"rope_type": "linear", "factor": 0}},
+            "factor 0 is not supported; give more than 0",
+        ),
+        (
+            LlamaConfig,
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": -1.0}},
+            "beta_fast -1.0 is not supported; give more than 0",
+        ),
+        (
+            QwenVLConfig,
+            {"text_config": {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24]}}},
+            "mrope_section [16, 24] of heads of 128; give three numbers that add up to 64",
+        ),
+        (
+            LlamaConfig,
+            {"vocab_size": 9, "draft_vocabulary": [3, 9]},
+            "draft_vocabulary: give ids from 0 to 8, each once",
+        ),
+        (LlamaConfig, {"draft_vocabulary": [3, 3]}, "ids from 0 to 31999, each once"),
+        (LlamaConfig, {"known_tokens": -3}, "known_tokens -3; give 0 to 32000"),
         (LlamaConfig, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
         (MistralConfig, {"sliding_window": 0}, "sliding_window 0 is not supported"),
         (

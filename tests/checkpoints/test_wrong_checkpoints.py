@@ -362,3 +362,16 @@ def test_a_tower_is_not_read_from_a_directory_without_weights(good, tmp_path):
     line = r"model: no model.safetensors and no model.safetensors.index.json; fetch the model's"
     with pytest.raises(InputError, match=line):
         read_tower(path, jnp.dtype("float32"))
+
+
+def test_a_tower_that_the_index_does_not_name_is_one_line(good, tmp_path):
+    path = shutil.copytree(good, tmp_path / "model")
+    index = path / "model.safetensors.index.json"
+    weights = json.loads(index.read_text())["weight_map"]
+    kept = {name: file for name, file in weights.items() if "vision_tower" not in name}
+    towers = {file for name, file in weights.items() if name not in kept}
+    edit(index, lambda raw: raw.update(weight_map=kept))
+    for file in towers - {*kept.values()}:
+        (path / file).unlink()
+    with pytest.raises(InputError, match=r"model: vision_tower\.\S+ is missing; "):
+        read_tower(path, jnp.dtype("float32"))

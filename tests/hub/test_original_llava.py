@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,10 @@ def test_the_next_version_has_tiles_and_its_own_tower(
     tower = named_tensors({"vision_tower": twin.params["vision_tower"]})
     write_weights(path, {f"model.vision_tower.{k}": v for k, v in tower.items()}, "-00003-of-00003")
     assert "holds the checkpoint that is read" in refusal("import", path, path, "--overwrite")
+    tower_copy = shutil.copytree(fetch_checkpoint(CLIP), tmp_path / "clip")
+    entries = json.loads((path / "config.json").read_text()) | {"mm_vision_tower": str(tower_copy)}
+    (path / "config.json").write_text(json.dumps(entries))
+    assert "holds the checkpoint that is read" in refusal("import", path, tower_copy, "--overwrite")
     main(["import", str(path), str(out)])
     model = load(out)
     assert model.config.model_type == "llava_next"

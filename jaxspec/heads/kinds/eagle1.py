@@ -78,12 +78,11 @@ class Eagle1Text(LlamaConfig):
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
-        rope = raw.get("rope_scaling") or {}
         entries = {**raw, "model_type": cls.model_type, "tie_word_embeddings": False}
         entries |= {"rows": 0, "fc_bias": raw.get("bias")}
-        if "mrope_section" in rope:  # the released code gives all three axes the token's slot
-            entries["rope_scaling"] = None
-        return super().from_hf(entries)
+        text = super().from_hf(entries)
+        # The released code gives all three axes the token's slot.
+        return replace(text, rope_scaling=text.rope_scaling.one_axis)
 
     def to_hf(self) -> dict[str, Any]:
         out = super().to_hf()

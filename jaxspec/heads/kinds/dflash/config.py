@@ -20,7 +20,7 @@ from jaxspec.heads.config import (
     shared_sizes,
     target_hash,
 )
-from jaxspec.heads.kinds.dflash.text import DFlashText, is_causal, one_axis, qwen3_layers
+from jaxspec.heads.kinds.dflash.text import DFlashText, is_causal, qwen3_layers
 
 ARCHITECTURES = ("DFlashDraftModel", "Qwen3DSparkModel", "Gemma4DSparkModel")
 """Names in config.json: z-lab's, and DSpark's own of both kinds of layers."""
@@ -205,7 +205,7 @@ class DFlashConfig(HeadConfig):
             **shared_sizes(text),
             num_hidden_layers=layers,
             tie_word_embeddings=text.tie_word_embeddings,
-            rope_scaling=one_axis(text.rope_scaling),
+            rope_scaling=text.rope_scaling.one_axis,
             sliding_window=window or None,
         )
         head = cls(

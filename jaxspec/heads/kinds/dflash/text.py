@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxspec.config.rope import RopeScaling
 from jaxspec.config.text import FULL, Qwen3Config, RotaryConfig
 from jaxspec.errors import InputError
 from jaxspec.heads.config import windows_of
@@ -47,7 +46,7 @@ def qwen3_layers(
     text = DFlashText.from_hf(raw | {"use_sliding_window": window is not None})
     return replace(
         text,
-        rope_scaling=one_axis(text.rope_scaling),
+        rope_scaling=text.rope_scaling.one_axis,
         tie_word_embeddings=False,
         # one as long as the context is kept, since its layers may be causal in a block
         sliding_window=None if window is None else window + speculators,
@@ -65,8 +64,3 @@ def is_causal(text: RotaryConfig, entries: Mapping[str, Any]) -> bool:
     if text.sliding_window is None:
         return True
     return not (False in stated or entries.get("sliding_window_non_causal"))
-
-
-def one_axis(scaling: RopeScaling) -> RopeScaling:
-    """Return the scaling of positions without M-RoPE's axes."""
-    return replace(scaling, mrope_section=(), mrope_interleaved=False)
