@@ -170,7 +170,8 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
         raise InputError(f"{file}: no model_type; is this a model's directory?")
     if is_original_llava(raw):
         raise InputError(f"{file}: in the original LLaVA format; write it with `jaxspec import`")
-    kind = family_of(str(raw["model_type"])).config
+    with located(file):
+        kind = family_of(str(raw["model_type"])).config
     parts = ("text_config", "vision_config")
     if issubclass(kind, TextConfig):
         parts = _SIZES
@@ -179,7 +180,7 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     if lacking := [name for name in parts if raw.get(name) in (None, {})]:
         # Defaults would describe another model, a 7B.
         raise InputError(f"{file}: no {', '.join(lacking)}; fetch the model's own config.json")
-    with reading(f"{file}: not readable", "fetch it again"):
+    with located(file), reading(f"{file}: not readable", "fetch it again"):
         return kind.from_hf(raw)
 
 

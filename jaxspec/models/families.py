@@ -161,11 +161,10 @@ FAMILIES: dict[str, Family] = {
 def family_of(model_type: str) -> Family:
     """Return the entry of a model type. Raises InputError for an unknown one."""
     if model_type == "jaxspec_kv_head":
-        raise InputError("config.json: a head, not a model; give it as a draft")
+        raise InputError("a head, not a model; give it as a draft")
     if model_type not in FAMILIES:
         raise InputError(
-            f"config.json: model_type {model_type!r} is not supported; "
-            f"supported: {', '.join(FAMILIES)}"
+            f"model_type {model_type!r} is not supported; supported: {', '.join(FAMILIES)}"
         )
     return FAMILIES[model_type]
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.tower import read_tower
 from jaxspec.cli import main
@@ -280,6 +281,17 @@ def test_a_wrapped_text_model(tmp_path):
         {f"model.{name}": tensor for name, tensor in tensors.items()}, path / "model.safetensors"
     )
     jax.tree.map(np.testing.assert_array_equal, load(path).params, params)
+
+
+@pytest.mark.parametrize("case", ["rope_theta of zero", "another family", "number as text"])
+def test_a_configuration_alone_is_refused_by_its_file(case, good, tmp_path):
+    damage, words = WRONG[case]
+    damage(path := shutil.copytree(good, tmp_path / "model"))
+    with pytest.raises(InputError) as caught:
+        read_config(path)
+    assert str(caught.value).startswith(f"{path}/config.json: ")
+    assert str(caught.value).count("config.json") == 1
+    assert words in str(caught.value)
 
 
 def test_few_of_many_problems_are_shown(good, tmp_path, capsys):

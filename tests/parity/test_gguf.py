@@ -306,6 +306,12 @@ def test_byte_level_vocabularies_gain_no_token(tmp_path, pre, tokens):
     assert tokenizer.encode("</s>")[-1] == 1
 
 
+def test_texts_that_would_be_cut_into_other_words_are_refused(tmp_path):
+    file = write(tmp_path / "tiny.gguf", llama(), pre="deepseek-coder")
+    with pytest.raises(InputError, match=r"tiny.gguf: tokenizer.ggml.pre 'deepseek-coder': transf"):
+        convert(file, tmp_path / "model")
+
+
 def test_llama3_stretching_is_known_by_its_factors(tmp_path, monkeypatch):
     from jaxspec.models.layers import rotary_frequencies
 

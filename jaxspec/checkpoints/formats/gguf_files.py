@@ -22,7 +22,7 @@ from jaxspec.checkpoints.formats.gguf_tokenizer import gguf_tokenizer, special_i
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.huggingface import SaveOptions, UnreadParameter, save
 from jaxspec.config import Gemma3TextConfig, LlamaConfig, Qwen2Config, RotaryConfig
-from jaxspec.errors import InputError, needing, reading
+from jaxspec.errors import InputError, located, needing, reading
 from jaxspec.models.layers import rotary_frequencies
 
 _FAMILIES: dict[Any, type[RotaryConfig]] = {
@@ -105,7 +105,7 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
         itself.
     """
     reader = _reader(file)
-    with reading(f"{file}: not readable as GGUF", "fetch it again"):
+    with located(file), reading(f"{file}: not readable as GGUF", "fetch it again"):
         entries = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         factors = tensors.pop("rope_freqs.weight", None)

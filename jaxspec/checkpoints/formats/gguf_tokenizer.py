@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
+
+from jaxspec.errors import InputError
 
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "eot": "eot"}
 """transformers' name of a special token -> the one in `tokenizer.ggml.NAME_token_id`."""
 _BOS_BY_DEFAULT = ("llama", "llama-bpe", "llama3", "llama-v3")
 """Tokenisers that put BOS in front of texts unless their file says otherwise."""
+_LIKE_GPT2 = (None, "default", "gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "smollm")
+"""Values of `tokenizer.ggml.pre` of texts that are cut into words as GPT-2 does, or nearly."""
 _CONTROL, _USER_DEFINED = 3, 4
 """Types of tokens that are matched whole in a text."""
 
@@ -34,6 +39,16 @@ def gguf_tokenizer(entries: dict[str, Any]) -> Any:
     backend = _within_vocabulary(
         _as_transformers(entries["general.architecture"], metadata), metadata
     )
+    words = backend.pre_tokenizer
+    if (
+        isinstance(words, pre_tokenizers.ByteLevel)
+        and words.use_regex
+        and kinds[1] not in _LIKE_GPT2
+    ):
+        raise InputError(
+            f"tokenizer.ggml.pre {kinds[1]!r:.40}: transformers {version('transformers')} does not "
+            "know how it cuts texts into words; install a newer one, or take safetensors"
+        )
     if "smollm" in kinds:  # transformers does not know that it splits off each digit
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
