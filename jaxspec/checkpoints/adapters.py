@@ -50,7 +50,7 @@ from jaxspec.checkpoints.formats.tensor_files import (
 )
 from jaxspec.checkpoints.processors import save_processors
 from jaxspec.config import LvlmConfig, ModelConfig, text_config, untied
-from jaxspec.errors import InputError, reading
+from jaxspec.errors import InputError, is_number, reading
 from jaxspec.files import local_path
 from jaxspec.models.families import family_of
 from jaxspec.models.lora import LORA, Lora
@@ -58,6 +58,7 @@ from jaxspec.typing import Array, Params
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BIN = "adapter_model.bin"
+_LARGEST = float(np.finfo(np.float32).max)
 _PREFIX = "base_model.model."
 _PAIR = re.compile(r"(.+)\.lora_(?:([AB])\.weight|embedding_([AB]))")
 _MODULE_NAMES = (
@@ -192,7 +193,9 @@ def _checked_adapter(weights: Path, raw: Mapping[str, Any], config: ModelConfig)
             embeddings |= {name} if match[3] else set()
         else:
             whole[hub_name(module, renames)] = tensor
-    apart = _untied_names(raw, config, factors, whole)
+    saved = raw.get("modules_to_save")
+    with reading(f"{path / CONFIG}: modules_to_save {saved!r:.40} is no list", "write it anew"):
+        apart = _untied_names(raw, config, factors, whole)
     if apart is not None:
         config = untied(config)
     layouts = layouts_of(config)[0]
@@ -269,7 +272,10 @@ def _rank_and_scale(raw: Mapping[str, Any], module: str) -> tuple[int, float]:
         return raw.get(common)
 
     rank, alpha = setting("rank_pattern", "r"), setting("alpha_pattern", "lora_alpha")
-    return rank, alpha / (rank**0.5 if raw.get("use_rslora") else rank)
+    scale = alpha / (rank**0.5 if raw.get("use_rslora") else rank)
+    if not (is_number(alpha) and abs(scale) <= _LARGEST):
+        raise ValueError(f"lora_alpha {alpha!r:.40}")
+    return rank, scale
 
 
 def save_adapter(

@@ -405,6 +405,8 @@ def tensor(name: str, values: np.ndarray | None) -> Change:
             entry(quantum={"flux": 1}, kasa_config=None),
             r"quantum \{'flux': 1\} is not known; merge it with PEFT",
         ),
+        (entry(lora_alpha=float("nan")), r"no rank and alpha of .* \(lora_alpha nan\); write it"),
+        (entry(lora_alpha=1e40), r"no rank and alpha of .* \(lora_alpha 1e\+40\); write it anew"),
         (
             entry(r=4),
             r"lora_A\.weight is \[3, 32\], but adapter_config\.json and the model ask for "
@@ -432,6 +434,16 @@ def test_wrong_adapters_are_refused_in_one_line(
     with pytest.raises(InputError, match=message) as error:
         LoadedModel.load(models / "llava", adapter=tmp_path / "adapter")
     assert "\n" not in str(error.value)
+
+
+def test_modules_to_save_are_a_list(tmp_path: Path) -> None:
+    text = replace(tiny.CONFIG.text_config, tie_word_embeddings=True)
+    tiny.save(tmp_path / "base", text, tiny.random_params(text))
+    tensors = write(tmp_path / "adapter", "text", {"modules_to_save": 5})
+    own = {f"base_model.model.{NAMES_OF_TIED['text'][0]}": EMBEDDING}
+    save_file(tensors | own, tmp_path / "adapter" / "adapter_model.safetensors")
+    with pytest.raises(InputError, match=r"adapter_config.json: modules_to_save 5 is no list \("):
+        LoadedModel.load(tmp_path / "base", adapter=tmp_path / "adapter")
 
 
 def test_an_adapter_of_another_model_is_refused(models: Path, tmp_path: Path) -> None:
