@@ -43,7 +43,9 @@ def measured_tables(source: Path) -> dict[str, str]:
     for file in sorted(_run_files(source, "table.md")):
         text = file.read_text(encoding="utf-8")
         if match := _INTERVALS.search(text):
-            tables[text.splitlines()[0].removeprefix("# ")] = match[1].rstrip()
+            title = text.splitlines()[0].removeprefix("# ")
+            title += f" ({file.parent.name})" * (title in tables)
+            tables[title] = match[1].rstrip()
     return tables
 
 

@@ -48,6 +48,8 @@ class Terms:
 
         licence: As `Licence.parse` reads it.
         """
+        if base_model and not REPOSITORY.fullmatch(base_model):
+            raise InputError(f"base-model {base_model!r:.60}: no id of the hub; give owner/name")
         base_model = base_model or published_name(model_name(source)) or None
         return cls(Licence.parse(licence) if licence else licence_of(source), base_model)
 

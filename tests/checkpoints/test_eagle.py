@@ -174,9 +174,11 @@ def test_a_card_says_how_a_head_was_trained_and_what_serves_it(tmp_path: Path) -
         data = [["/data/eyes_t0", 1.0, 5000, "abc"]]
         (runs / name / "train_config.json").write_text(json.dumps(options | {"data": data}))
         (runs / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)) + "\n{")
-    (runs / "table").mkdir()
     table = "| row | tokens per pass | 95 % |\n|---|---:|---:|\n| head | 2.5 | 2.4 to 2.6 |"
-    (runs / "table" / "table.md").write_text(f"# Tokens\n\n| a |\n\n# Intervals\n\n{table}\n\nx\n")
+    for name in ("other", "table"):  # of one title
+        (runs / name).mkdir()
+        text = f"# Tokens\n\n| a |\n\n# Intervals\n\n{table}\n\nx\n"
+        (runs / name / "table.md").write_text(text)
     main(["export", str(runs / "hf"), str(tmp_path / "out"), "--licence", "qwen=https://a.b/c"])
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.to_dict() == {
@@ -196,6 +198,7 @@ def test_a_card_says_how_a_head_was_trained_and_what_serves_it(tmp_path: Path) -
         "; 2.50 tokens per pass, simulated on the last 4 logged batches (95 %: 1.93 to 3.07) |"
     )
     assert f"## Tokens\n\n{table}\n" in card.text
+    assert f"## Tokens (table)\n\n{table}\n" in card.text
     assert "vllm serve owner/target --speculative-config" in card.text
     assert "sglang.launch_server --model-path owner/target" in card.text
 

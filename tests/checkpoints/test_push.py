@@ -159,6 +159,7 @@ def test_a_newer_revision_is_left_alone(
     [
         (TERMS[2:], "names no licence; look it up, and give it as --licence apache-2.0"),
         (("--licence", "apache2", *TERMS[2:]), "not in the hub's list"),
+        (("--base-model", "../llava"), "base-model '../llava': no id of the hub; give owner/name"),
         (TERMS[:2], "was made from is unknown; give it as --base-model owner/name"),
         (("--push", "draft", *TERMS), "push: 'draft'; give the repository's id, owner/name"),
     ],

@@ -155,6 +155,7 @@ def test_a_vocabulary_with_spare_rows_keeps_them(tmp_path: Path) -> None:
         ({"architectures": ["LlavaQwenForCausalLM"]}, "LlavaQwenForCausalLM in the original LLaVA"),
         ({"mm_projector_type": "linear"}, "mm_projector_type 'linear'; give 'mlp2x_gelu'"),
         ({"mm_use_im_start_end": True}, "mm_use_im_start_end True; give False"),
+        ({"rope_scaling": 2.0}, "config.json: not readable ("),
         ({"num_hidden_layers": 3}, "language_model.model.layers.2.input_layernorm.weight is miss"),
     ],
 )

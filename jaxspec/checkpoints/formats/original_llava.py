@@ -91,7 +91,7 @@ def convert(
       InputError: as `save`; or for another kind of model, or one that contradicts itself.
     """
     raw, clip = read_raw_config(path), read_json(tower / "config.json")
-    with located(path):
+    with located(path), reading(f"{path}/config.json: not readable", "fetch it again"):
         config = _config(raw, clip.get("vision_config") or clip)
     tokenizer = _tokenizer(path)
     words = max(len(tokenizer), config.text_config.vocab_size)
