@@ -132,15 +132,16 @@ def run(args: Serve) -> None:
     lengths = LENGTHS
     if sizes.prompt_buckets is not None:
         lengths = sorted(numbers("--prompt-buckets", sizes.prompt_buckets, int))
-    counts = {"prompt-buckets": lengths[0], "queue": sizes.queue}
-    counts |= {"max-pixels": SQUARE if sizes.max_pixels is None else sizes.max_pixels}
+    counts = {"max-pixels": SQUARE if sizes.max_pixels is None else sizes.max_pixels}
     counts |= {"image-pixels": sizes.image_pixels, "max-body": sizes.max_body}
-    counts |= {"max-new-tokens": sizes.max_new_tokens}
+    counts |= {"max-new-tokens": sizes.max_new_tokens, "queue": sizes.queue}
     check_counts(**{f"--{name}": count for name, count in counts.items()})
+    for length in (lengths[0], lengths[-1]):
+        check_numbers(1, 1e6, **{"--prompt-buckets": length})
     check_numbers(0, 1024, **{"--images": sizes.images or 0})
     check_numbers(1, 1e6, **{"--timeout": sizes.timeout})
     check_numbers(0, 1e15, **{"--prefix-bytes": sizes.prefix_bytes})
-    key = listening.api_key or os.environ.get(KEY, "")
+    key = (listening.api_key or os.environ.get(KEY, "")).strip()
     if listening.host not in LOCAL and not (key or listening.insecure):
         raise InputError(f"--host: {listening.host} may be reached by others; give --api-key")
     if listening.image_dir is not None and not listening.image_dir.is_dir():

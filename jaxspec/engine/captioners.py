@@ -85,7 +85,9 @@ def load_captioner(
     """
     kind, where, how = check_captioner(text)
     if kind == "file":
-        return CaptionFile(local_path(text.removeprefix("file:")))
+        file = CaptionFile(local_path(text.removeprefix("file:")))
+        file.captions  # noqa: B018  # is read before the first image
+        return file
     if kind == "jax":
         path = locate(where)
         lvlm = LoadedModel.load(path, dtype, share_tower_with=share_tower_with)
@@ -157,10 +159,8 @@ class CaptionFile:
         keys = [image_hash(image) for image in images]
         for key, image in zip(keys, images, strict=True):
             if key not in self.captions:
-                size = f"{image.width}x{image.height}"
-                raise InputError(
-                    f"captions {self.path}: none for the {size} image with sha256 {key}; add it"
-                )
+                image_name = f"{image.width}x{image.height} image with sha256 {key}"
+                raise InputError(f"captions {self.path.name}: none for the {image_name}; add it")
         return [Caption(self.captions[key]) for key in keys]
 
 

@@ -163,13 +163,13 @@ class Engine:
     def live(self, examples: Sequence[Request | str], prefixes: int = 0) -> Batch:
         """Return an empty batch which requests may join and leave while others decode.
 
-        It has `batch_size` rows with room for the longest of the examples in each. In float32 an
-        answer equals that of `generate` to its request alone.
+        It has `batch_size` rows with room for the longest of the examples in each, whose images
+        need no captions. In float32 an answer equals that of `generate` to its request alone.
 
         prefixes: Most bytes that it keeps of prompts, for others that begin alike.
         """
         rows = self.batcher.config.batch_size
-        read = map(self.batcher.with_room, self.batcher.read(examples))
+        read = map(self.batcher.with_room, self.batcher.read(examples, captions=False))
         return Batch(self.batcher, [*read], rows, live=True, prefixes=prefixes)
 
     def samples(self, request: Request | str, count: int) -> list[Result]:

@@ -181,7 +181,8 @@ def counts(tickets: Sequence[Ticket]) -> dict[str, Any]:
     results = [_ended(ticket).result for ticket in tickets]
     prompts = {id(ticket.request.prompt): len(ticket.request.rows[0]) for ticket in tickets}
     prompt, new = sum(prompts.values()), sum(len(result.tokens) for result in results)
-    cached = {id(t.request.prompt): result.cached for t, result in zip(tickets, results)}
+    pairs = reversed([*zip(tickets, results)])  # the first choice counts: it may keep the prompt
+    cached = {id(ticket.request.prompt): result.cached for ticket, result in pairs}
     usage: dict[str, Any] = {
         "prompt_tokens": prompt,
         "prompt_tokens_details": {"cached_tokens": sum(cached.values())},

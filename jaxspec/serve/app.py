@@ -219,10 +219,11 @@ class Server:
         key: Prompts share no beginning with those of other keys, or of another `cache_salt`.
         """
         read, body = bodies.chat if chats else bodies.completion, bodies.parse(raw)
-        job = read(body, self.worker.engine.encoder, self.settings.limits)
-        owner = json.dumps([key, body.get("cache_salt")])
-        with bodies.in_names(job.names):
-            prompts = [self.worker.read(request, job.most, job.lane) for request in job.requests]
+        with bodies.shallow("body"):
+            job = read(body, self.worker.engine.encoder, self.settings.limits)
+            owner = json.dumps([key, body.get("cache_salt")])
+            with bodies.in_names(job.names):
+                prompts = [self.worker.read(each, job.most, job.lane) for each in job.requests]
         return job, [replace(prompt, owner=owner) for prompt in prompts]
 
     def _check_key(self, request: Request) -> None:
@@ -230,7 +231,9 @@ class Server:
         if not self.settings.key:
             return
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(key.strip().encode(), self.settings.key.encode())
+        # Headers are read as Latin-1, whatever bytes a client sends.
+        own = self.settings.key.encode(errors="surrogateescape")
+        same = hmac.compare_digest(key.strip().encode("latin-1"), own)
         if scheme.lower() != "bearer" or not same:
             mend = "authorization: give the server's key as a bearer token"
             raise HTTPException(401, mend, {"WWW-Authenticate": "Bearer"})

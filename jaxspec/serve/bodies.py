@@ -108,7 +108,6 @@ class Job:
 
 def parse(raw: bytes) -> dict[str, Any]:
     """Return the JSON object of a body; InputError for anything else."""
-
     body = parsed("body", raw)
     if not isinstance(body, dict):
         raise InputError('body: not a JSON object; give one, as {"messages": [...]}')
@@ -121,13 +120,21 @@ def parsed(where: str, text: bytes | str) -> Any:
     def refuse(name: str) -> NoReturn:
         raise ValueError(f"{name} is no number of JSON")
 
+    with shallow(where):
+        try:
+            text = text.decode() if isinstance(text, bytes) else text
+            return json.loads(text, parse_constant=refuse)
+        except ValueError as error:
+            raise InputError(f"{where}: not JSON ({str(error)[:100]})") from None
+
+
+@contextmanager
+def shallow(where: str) -> Iterator[None]:
+    """Raise InputError where JSON has more levels than what reads it."""
     try:
-        text = text.decode() if isinstance(text, bytes) else text
-        return json.loads(text, parse_constant=refuse)
+        yield
     except RecursionError:
         raise InputError(f"{where}: JSON of too many levels; give at most some hundred") from None
-    except ValueError as error:
-        raise InputError(f"{where}: not JSON ({str(error)[:100]})") from None
 
 
 def chat(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:

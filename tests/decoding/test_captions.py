@@ -26,6 +26,7 @@ from jaxspec.prompts.captions import Caption
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.prompts.views import VIEWS
+from jaxspec.serve.examples import examples
 
 MINI = Path(__file__).resolve().parents[2] / "jaxspec_demo" / "mini"
 NEW = 12
@@ -103,6 +104,8 @@ def test_captions_of_a_file(tmp_path: Path) -> None:
         InputError, match=f"none for the 28x28 image with sha256 {image_hash(page(2))}"
     ):
         captions.caption([page(0), page(2)])
+    with pytest.raises(InputError, match="absent"):
+        load_captioner(f"file:{tmp_path / 'absent.jsonl'}")
 
 
 # In the engine
@@ -188,6 +191,20 @@ def test_a_live_batch_has_room_for_longer_captions_than_its_examples_have() -> N
     (read,) = engine.batcher.read([Request(light, NEW)])
     assert row < len(read.rows[1]) <= target_row
     assert batch.fit(read) == batch.capacity
+
+
+def test_examples_of_a_live_batch_need_no_captions(tmp_path: Path) -> None:
+    target, draft = (LoadedModel.load(MINI / name) for name in ("target", "draft"))
+    (tmp_path / "captions.jsonl").touch()
+    captioner = load_captioner(f"file:{tmp_path / 'captions.jsonl'}")
+    config = EngineConfig(views=("C",), gamma=2, batch_size=1)
+    engine = Engine(target, draft, config, captioner)
+    requests = examples(engine, [256], 1, 28, NEW)
+    batch = engine.live(requests)
+    (read,) = engine.batcher.read([Request("Hi", NEW)])
+    assert batch.fit(read).length == 256
+    with pytest.raises(InputError, match=r"captions captions\.jsonl: none for the 28x28 "):
+        engine.check(Request("Hi", NEW, images=[page(0)]))
 
 
 @pytest.mark.full

@@ -254,6 +254,39 @@ def test_a_browser_that_keeps_nothing_shows_the_page(served: Served) -> None:
         page.driver.quit()
 
 
+@pytest.mark.parametrize(
+    "kept", ["null", "{getItem: () => null, setItem() { throw new DOMException('full') }}"]
+)
+def test_a_browser_without_storage_or_with_a_full_one_shows_the_page(
+    served: Served, kept: str
+) -> None:
+    page = Page(served.url, *SCREENS[0])
+    try:
+        code = "".join(
+            f"Object.defineProperty(window, '{name}', {{value: {kept}}});"
+            for name in ("localStorage", "sessionStorage")
+        )
+        page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": code})
+        page.open()
+        page.ask("Hi")
+        page.one("#theme").click()
+        page.one("#more").click()
+        page.one("#most").send_keys("1", Keys.TAB)
+        assert page.driver.get_log("browser") == []
+    finally:
+        page.driver.quit()
+
+
+def test_the_page_tells_when_a_server_that_warmed_up_again_is_ready(
+    page: Page, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.worker, "ready", threading.Event())
+    page.script("document.querySelector('#key').dispatchEvent(new Event('change'))")
+    page.until(lambda: page.one("#about").text.startswith("warming up"))
+    served.worker.ready.set()
+    page.until(lambda: "drafted by" in page.one("#about").text)
+
+
 def answer_of(text: str, reasons: bool = False) -> dict[str, Any]:
     """A whole answer of one token, in the page's form."""
     times = {"passes": 0, "emitted": 0, "decode_ms": 0, "prefill_ms": 1}

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Engine, EngineConfig, Request
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.serve import app, connections
+from jaxspec.serve.answers import counts
 from jaxspec.serve.examples import examples
 from jaxspec.serve.worker import Full, Late, Part, Ticket, Unready, Worker, next_stride
 from tests import tiny
@@ -227,6 +229,15 @@ def test_a_refusal_is_a_short_line_with_its_param(served: Served, name: str, val
     assert answer["error"]["param"] == name
     assert len(answer["error"]["message"]) < 200
     assert "\n" not in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["cache_salt", "guided_json", "seed", "stop", "suffix"])
+def test_json_of_many_levels_is_refused_wherever_it_is(served: Served, name: str) -> None:
+    """Also by a reader that needs more of Python's stack than the reader of JSON."""
+    for levels in range(940, 1020):
+        value = b'{"a":' * levels + b"1" + b"}" * levels
+        body = b'{"prompt": "Hi", "max_tokens": 1, "%s": %s}' % (name.encode(), value)
+        assert post(served, body, path="completions")[0] in (200, 400), levels
 
 
 @pytest.mark.parametrize("letters", [300, 600, 40_000])
@@ -723,6 +734,19 @@ def test_an_answer_counts_its_drafts_as_vllms_does(served: Served, stream: bool)
     assert "metrics" not in plain
 
 
+def test_a_prompt_of_several_choices_is_cached_if_the_first_found_it_so(served: Served) -> None:
+    """A later choice may find the prompt that the first one has kept."""
+    result = served.alone.generate(Request("Hi", 2))
+    request = SimpleNamespace(prompt=object(), rows=[range(20)])
+    tickets: Any = [
+        SimpleNamespace(request=request, part=Part(replace(result, cached=count), "", "", True))
+        for count in (0, 19)
+    ]
+    usage = counts(tickets)["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert usage["total_tokens"] == 20 + 2 * len(result.tokens)
+
+
 def test_the_page_names_no_other_address(served: Served) -> None:
     for path in ("/", "/page.js", "/style.css"):
         status, content, headers = get(served, path)
@@ -755,6 +779,13 @@ def test_a_key_is_asked_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> 
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="s3cret", max_retries=0)
     assert client.models.list().data[0].id == MODEL
     assert post(served, json.dumps(body_of(0)).encode())[0] == 401
+    settings = replace(settings, key="clé")
+    monkeypatch.setattr(served.server, "settings", settings)
+    for key, status in (("clé", 200), ("cle", 401)):
+        with raw(served) as connection:
+            head = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}"
+            connection.sendall(head.encode() + b"\r\n\r\n")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 %d" % status)
     with raw(served) as connection:
         connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"\r\nwww-authenticate: bearer\r\n" in connection.recv(1000).lower()

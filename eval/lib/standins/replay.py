@@ -167,9 +167,13 @@ class RecordedBatcher(Batcher):
         return [sizes.new]
 
     def read(
-        self, requests: Sequence[Request | str], refused: dict[int, str] | None = None
+        self,
+        requests: Sequence[Request | str],
+        refused: dict[int, str] | None = None,
+        captions: bool = True,
     ) -> list[EncodedRequest]:
-        return super().read(each(self._limited, encode(self.encoder, requests)), refused)
+        limited = each(self._limited, encode(self.encoder, requests))
+        return super().read(limited, refused, captions)
 
     def _limited(self, request: EncodedRequest) -> EncodedRequest:
         """Return the request with at most as many new tokens as the recorded answer."""

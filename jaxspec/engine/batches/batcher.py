@@ -84,16 +84,21 @@ class Batcher:
         return self.encoder.stops
 
     def read(
-        self, requests: Sequence[Request | str], refused: dict[int, str] | None = None
+        self,
+        requests: Sequence[Request | str],
+        refused: dict[int, str] | None = None,
+        captions: bool = True,
     ) -> list[EncodedRequest]:
         """Return the requests with captions, token rows for each form, and sizes, once.
 
-        refused: Takes the error of each request that cannot be read, by index, which is then left
-          out; None raises the first one.
+        Args:
+          refused: Takes the error of each request that cannot be read, by index, which is then left
+            out; None raises the first one.
+          captions: Whether the captioner is asked; otherwise captions are empty.
         """
         warn_once(self.note)
         if refused is None:
-            read = self._captioned(encode(self.encoder, requests, self.defaults))
+            read = self._captioned(encode(self.encoder, requests, self.defaults), captions)
         else:
             read = []
             for i, request in enumerate(requests):
@@ -106,16 +111,18 @@ class Batcher:
         new = max((request.sizes.new for request in read), default=0)
         return [replace(request, sizes=request.sizes._replace(new=new)) for request in read]
 
-    def _captioned(self, encoded: Iterable[EncodedRequest]) -> list[EncodedRequest]:
+    def _captioned(
+        self, encoded: Iterable[EncodedRequest], asks: bool = True
+    ) -> list[EncodedRequest]:
         read = list(encoded)
         fresh = [request for request in read if not request.rows]
-        written = iter(each(self._written, fresh, self._captions(fresh)))
+        written = iter(each(self._written, fresh, self._captions(fresh, asks)))
         return [request if request.rows else next(written) for request in read]
 
-    def _captions(self, read: Sequence[EncodedRequest]) -> list[list[Caption]]:
+    def _captions(self, read: Sequence[EncodedRequest], asks: bool) -> list[list[Caption]]:
         counts = [len(request.prompt.images) for request in read]
         captions = [Caption("")] * sum(counts)
-        if self.captioner is not None:
+        if asks and self.captioner is not None:
             captions = self.captioner.caption(list(chain(*decoded_images(read, 0))))
             if len(captions) != sum(counts):
                 given = f"{len(captions)} captions of {sum(counts)} images"

@@ -67,10 +67,12 @@ async function watch() {
   try {
     const health = await (await reach("health", { signal: AbortSignal.timeout(10e3) })).json();
     ready = health.status === "ready";
-    if (!ready) about(`${health.status}, ${health.programs} of ${health.of} programs`, "waits");
-    else if (!model) ready = await connect();
+    if (!ready) {
+      model = null; // another one may come back
+      about(`${health.status}, ${health.programs} of ${health.of} programs`, "waits");
+    } else if (!model) ready = await connect();
   } catch {
-    model = null; // another one may come back
+    model = null;
     about("the server does not answer; it is asked again every 2 seconds", "dead");
   }
   clearTimeout(next); // of a look that began meanwhile
@@ -611,11 +613,17 @@ function grow() {
 // The browser keeps the chat of each tab, the tab its options, and all tabs the theme.
 
 const [ofTab, ofAll] = ["sessionStorage", "localStorage"].map((name) => {
-  try {
-    return window[name];
-  } catch {
-    return { getItem: () => null, setItem() {} }; // the browser may be set to keep nothing
-  }
+  const unless = (work) => {
+    try {
+      return work(window[name]);
+    } catch {
+      return null; // the browser may keep nothing, have no storage, or a full one
+    }
+  };
+  return {
+    getItem: (key) => unless((storage) => storage.getItem(key)),
+    setItem: (key, value) => unless((storage) => storage.setItem(key, value)),
+  };
 });
 const newTab = () => Date.now() + Math.random();
 let tab = +(ofTab.getItem("chat") ?? newTab());
