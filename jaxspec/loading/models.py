@@ -277,7 +277,12 @@ def same_values(first: Params, second: Params) -> bool:
     """Return whether two trees hold the same names, and the same values in the second's dtypes."""
     if jax.tree.structure(first) != jax.tree.structure(second):
         return False
-    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
-    return all(
-        x is y or np.array_equal(np.asarray(x).astype(y.dtype), np.asarray(y)) for x, y in pairs
-    )
+    return all(map(_equal, jax.tree.leaves(first), jax.tree.leaves(second)))
+
+
+def _equal(x: Any, y: Any) -> bool:
+    if x is y:
+        return True
+    if all(leaf.is_fully_addressable or leaf.is_fully_replicated for leaf in (x, y)):
+        return np.array_equal(np.asarray(x).astype(y.dtype), np.asarray(y))
+    return bool(jnp.array_equal(x.astype(y.dtype), y))  # no process holds the whole array

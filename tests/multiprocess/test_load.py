@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from jaxspec import Engine, EngineConfig, LoadedModel
 from jaxspec.checkpoints.huggingface import load
 from tests import tiny
 from tests.multiprocess.pairs import run_pair
@@ -54,3 +56,30 @@ def test_each_process_reads_its_half(tmp_path: Path) -> None:
         # Norms, biases and positions are whole on both; at these widths they are a quarter of the
         # model.
         assert answer["read"] == answer["held"] < 0.7 * whole.report.nbytes
+
+
+SIZES: Any = {"prompt_buckets": [64], "new_buckets": [16], "image_buckets": [1]}
+DRAFTED = """
+import json, sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_default_matmul_precision", "highest")
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+from jaxspec import Engine, EngineConfig, LoadedModel
+from jaxspec.loading.models import load_draft
+from jaxspec.sharding import make_mesh
+from tests import tiny
+target = LoadedModel.load(sys.argv[3], mesh=make_mesh(model=2))
+config = EngineConfig(views=("M",), gamma=2, **json.loads(sys.argv[5]))
+engine = Engine(target, load_draft(sys.argv[4], target), config)
+print(json.dumps(engine.generate([tiny.request_of(engine, "What?", 1)])[0].tokens))
+"""
+
+
+def test_a_draft_that_sees_drafts_for_a_target_in_two_processes(tmp_path: Path) -> None:
+    """No process holds the whole tower, which is compared with the draft's."""
+    pair = tiny.save_pair(tmp_path)
+    said = run_pair(DRAFTED, lambda address, number: (address, number, *pair, json.dumps(SIZES)))
+    engine = Engine(LoadedModel.load(pair[0]), None, EngineConfig(**SIZES))
+    plain = engine.generate([tiny.request_of(engine, "What?", 1)])[0]
+    assert [tuple(json.loads(out.splitlines()[-1])) for out, _ in said] == [plain.tokens] * 2
