@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import socket
 import sys
 from dataclasses import dataclass, replace
@@ -20,6 +21,10 @@ from jaxspec.plugins import load_plugin, plugins
 from jaxspec.runtime import say
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
+HOST = r"[^\s:/*\[\]]+|\[[0-9a-f:.]+\]"
+"""Form of a name in `--allowed-hosts`: without scheme and port, which headers may have or lack."""
+ORIGIN = r"\*|[a-z][a-z0-9+.-]*://[^\s/*]+"
+"""Form of a name in `--allowed-origins`, as browsers send it: without a path."""
 KEY = "JAXSPEC_API_KEY"
 """Environment variable with the key of `--api-key`, which a list of processes would show."""
 LENGTHS = [length for length in PROMPT_BUCKETS if length <= 1024]
@@ -146,6 +151,10 @@ def run(args: Serve) -> None:
         raise InputError(f"--host: {listening.host} may be reached by others; give --api-key")
     if listening.image_dir is not None and not listening.image_dir.is_dir():
         raise InputError(f"--image-dir: {listening.image_dir}: no such directory")
+    hosts = _names("--allowed-hosts", listening.allowed_hosts, HOST, "chat.example")
+    origins = _names("--allowed-origins", listening.allowed_origins, ORIGIN, "https://chat.example")
+    if hosts or (listening.host in LOCAL and not key):
+        hosts = *hosts, *LOCAL, "[::1]"
     drafts = bool(drafting.draft or drafting.views)
     if listening.race and not drafts:
         raise InputError("--race: nothing drafts; give --draft, or leave it out")
@@ -203,12 +212,6 @@ def run(args: Serve) -> None:
     files = listening.image_dir, sizes.max_body
     most = sizes.image_pixels, max(lengths), sizes.batch_size + sizes.queue
     limits = Limits(name, images, *most, *files, plain is not None, models.thinks, *scales)
-    hosts, origins = (
-        tuple(names.lower().replace(",", " ").split())
-        for names in (listening.allowed_hosts, listening.allowed_origins)
-    )
-    if hosts or (listening.host in LOCAL and not key):
-        hosts = *hosts, *LOCAL, "[::1]"
     log = say if listening.log else None
     doors = {"hosts": hosts, "origins": origins, "log": log}
     settings = Settings(limits, key, sizes.max_body, sizes.timeout, example, **doors)
@@ -224,6 +227,15 @@ def _changed(args: Serve, options: dict[str, Any]) -> Serve:
         for name, group in vars(args).items()
     }
     return Serve(**groups)
+
+
+def _names(option: str, text: str, form: str, example: str) -> tuple[str, ...]:
+    """Return the names of a comma-separated list; InputError for one that no header has."""
+    names = tuple(text.lower().replace(",", " ").split())
+    for name in names:
+        if not re.fullmatch(form, name):
+            raise InputError(f"{option}: {name!r:.100}; give a name as {example}")
+    return names
 
 
 def _listen(host: str, port: int) -> socket.socket:
