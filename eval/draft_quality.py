@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from tqdm import tqdm
@@ -61,6 +62,10 @@ PART = 32
 
 @dataclass(frozen=True)
 class Options:
+    unread: ClassVar = (
+        *("turns", "follow_ups", "each_follow_up", "one_turn"),
+        *("captioner", "gamma", "repeats", "times", "trace"),
+    )
     out: Path = Path("runs/quality/PRESET")
     """Directory for the results and table.md."""
     attributes: int = 0

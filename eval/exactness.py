@@ -17,6 +17,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import ClassVar
 from zlib import crc32
 
 import numpy as np
@@ -54,6 +55,7 @@ SAMPLING = "sampling"
 
 @dataclass(frozen=True)
 class Options:
+    unread: ClassVar = ("each_follow_up", "repeats", "times", "trace")
     out: Path = Path("runs/exactness/PRESET")
     """Directory for results.json, records.jsonl and table.md."""
     gammas: tuple[int, ...] = (1, 3, 5, 7)

@@ -28,6 +28,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.comparison import first_prompt, next_prompt
@@ -67,6 +68,10 @@ PART = 64
 
 @dataclass(frozen=True)
 class Options:
+    unread: ClassVar = (
+        *("sets", "images", "turns", "follow_ups", "each_follow_up", "one_turn"),
+        *("repeats", "times", "trace"),
+    )
     out: Path = Path("runs/mmspec/PRESET")
     """Directory for the answers and summary.csv."""
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import ClassVar
 
 import numpy as np
 
@@ -42,6 +43,7 @@ PLAIN, COLD, WARM = "plain", "auto, cold", "auto, warm"
 
 @dataclass(frozen=True)
 class Options:
+    unread: ClassVar = ("rows", "times", "trace")
     out: Path = Path("runs/plans/PRESET")
     """Directory for the results."""
 

@@ -63,16 +63,18 @@ def commands(steps: int, samples: int, limit: int, out: Path) -> Iterator[list[s
     heads = {name: out / name.lower().replace(", ", "_").replace(" ", "_") for name in HEADS}
     same = f"--kv-head.steps {steps} --kv-head.batch 4 --kv-head.warmup {min(20, steps // 5)}"
     for name, folder in heads.items():
-        yield (
-            f"train.recipe smollm2_eyes_kv {HEADS[name]} {same} --data runs/data/{ANSWERS} "
-            f"--runs {folder}"
-        ).split()
+        yield [
+            *f"train.recipe smollm2_eyes_kv {HEADS[name]} {same}".split(),
+            *f"--data runs/data/{ANSWERS} --runs".split(),
+            str(folder),
+        ]
     directories = [f"{name}={folder}/hf" for name, folder in heads.items() if name != BASELINE]
     yield [
-        *f"eval.kv_head eyes --draft {heads[BASELINE]}/hf --rows lookup --gammas 4".split(),
+        *("eval.kv_head", "eyes", "--draft", f"{heads[BASELINE]}/hf"),
+        *["--rows", "lookup", "--gammas", "4"],
         *f"--sets describe read exist reason chart --turns 1 --limit {limit}".split(),
-        *f"--batch-size 8 --no-times --out {out}/table --against".split(),
-        *(BASELINE, "--heads", *directories),
+        *("--batch-size", "8", "--no-times", "--out", f"{out}/table"),
+        *("--against", BASELINE, "--heads", *directories),
     ]
 
 

@@ -170,7 +170,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
 
 def _shard(text: str) -> tuple[int, int]:
     part, _, parts = text.partition("/")
-    if not (part.isdigit() and parts.isdigit() and int(part) < int(parts)):
+    if not (part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
         raise InputError(f"--shard: {text!r} is not i/n with i from 0 to n - 1, such as 0/4")
     return int(part), int(parts)
 

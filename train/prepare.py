@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from jaxspec.command import input_errors, script_name
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.prepared import FileFormat, prepare
 from jaxspec.data.samples import Sample
-from jaxspec.errors import InputError, check_seed
+from jaxspec.errors import InputError, check_counts, check_seed
 from jaxspec.files import forget_trial, trial_of
 from jaxspec.loading.models import LoadedModel
 from jaxspec.prompts.placeholders import PLACEHOLDER
@@ -114,6 +114,7 @@ def main(command: Llava | Text | Book) -> Path:
 
     if isinstance(command, Book):
         check_seed(command.seed)
+        check_counts(samples=command.samples)
         if command.images is not None and command.images < 0:
             raise InputError(f"images: {command.images}; give 0 or more")
         number = min(command.samples, few or command.samples)
@@ -158,8 +159,11 @@ def with_few_images(sample: Sample, most: int | None) -> Sample:
     if most is None or len(sample.images) <= most:
         return sample
     (question, answer), *later = sample.turns
+    marks = count(1)
     fewer = re.sub(
-        rf"(?m)^{PLACEHOLDER}\n|{PLACEHOLDER}", "", question, count=len(sample.images) - most
+        rf"(?m)^{PLACEHOLDER}\n|{PLACEHOLDER}",
+        lambda mark: mark[0] if next(marks) <= most else "",
+        question,
     )
     return replace(sample, images=sample.images[:most], turns=((fewer, answer), *later))
 

@@ -291,9 +291,12 @@ def _sample_of(spec: Benchmark, number: int, row: DataRow) -> Sample:
     )
     reference = answers[0] if answers else ""
     if spec.options:
-        options = _texts(row.values.get(spec.options))
-        if len(answers) != 1 or not answers[0].isdigit() or int(answers[0]) >= len(options):
-            raise InputError(f"answer {answers!r:.60} is no index into the {len(options)} options")
+        cell = row.values.get(spec.options)
+        listed = cell if isinstance(cell, list) else []
+        options = ["" if option is None else str(option).strip() for option in listed]
+        count = min(len(options), len(ascii_uppercase))
+        if len(answers) != 1 or not answers[0].isdecimal() or int(answers[0]) >= count:
+            raise InputError(f"answer {answers!r:.60} is no index into the {count} options")
         lettered = [f"{letter}. {option}" for letter, option in zip(ascii_uppercase, options)]
         question, right = "\n".join([question, *lettered]), int(answers[0])
         answers, reference = [options[right]], lettered[right]

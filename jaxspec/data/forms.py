@@ -78,6 +78,8 @@ def read_row(row: DataRow, frames: int = 8, answered: bool = True) -> Sample:
         if any(PLACEHOLDER in answer for _, answer in turns):
             raise InputError(f"{PLACEHOLDER} in an answer; images belong to questions")
         questions, answers = zip(*turns)
+        if row.values.get("video") and any(VIDEO in question for question in questions):
+            raise InputError(f"{VIDEO} in a part of a message; give the message as one text")
         marks = sum(question.count(PLACEHOLDER) for question in questions)
         # A last question without an answer is left out, with its images.
         images = tuple(image for message in messages for image in message.images)[:marks]

@@ -7,6 +7,7 @@ KL and total variation distance for drafts. A drafted token is accepted with pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxspec.decoding.drafting.mixtures import TINY
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
 Divergence = Literal["forward_kl", "reverse_kl", "tvd"]
@@ -97,7 +99,7 @@ def divergence(
     """Return a divergence, in nats, of the student's distribution q from the teacher's p.
 
     forward_kl: sum p (log p - log q)
-    reverse_kl: sum q (log q - log p)
+    reverse_kl: sum q (log q - log p); a token that p excludes costs 69 nats, not inf
     tvd: sum |p - q| / 2
     """
     p, q = jnp.exp(log_p), jnp.exp(log_q)
@@ -105,7 +107,7 @@ def divergence(
         return jnp.abs(p - q).sum(-1) / 2
     if kind == "forward_kl":
         return _expected_difference(p, log_p, log_q)
-    return _expected_difference(q, log_q, log_p)
+    return _expected_difference(q, log_q, jnp.where(jnp.isneginf(log_p), math.log(TINY), log_p))
 
 
 def block_loss(

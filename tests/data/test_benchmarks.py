@@ -181,6 +181,23 @@ def test_subjects_take_turns(tmp_path: Path) -> None:
     ]
 
 
+def test_an_empty_option_keeps_its_letter(tmp_path: Path) -> None:
+    """Without it the index of the answer would name another option."""
+    row = FACTS[0] | {"choices": ["no", "", "yes"], "answer": 2}
+    (sample,) = benchmark_samples("mmlu", write(tmp_path / "test.parquet", [row]))
+    assert sample.turns[0] == (f"{row['question']}\nA. no\nB. \nC. yes", "C. yes")
+    assert sample.accepted == ("yes",)
+
+
+@pytest.mark.parametrize(("choices", "answer"), [(list("ab"), "²"), (["x"] * 30, "28")])
+def test_an_answer_that_names_no_letter_is_refused(
+    choices: list[str], answer: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "test.parquet", [FACTS[0] | {"choices": choices, "answer": answer}])
+    with pytest.raises(InputError, match=r"row 1: answer .* is no index into the"):
+        list(benchmark_samples("mmlu", path))
+
+
 def test_a_filter_keeps_the_task_and_images_keep_their_order(tmp_path: Path) -> None:
     edits = list(benchmark_samples("iedit", write(tmp_path / "a.parquet", INTERLEAVED)))
     assert [sample.turns[0][1] for sample in edits] == ["cut 0", "cut 5"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.forms import read_row
 from jaxspec.data.prepared import Prepared, mixture
 from jaxspec.data.rows import DataRow
+from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 from picturebook.training import Picturebook
 from tests.tiny.disk import full_disk
-from train.prepare import Book, Llava, Text, main
+from train.prepare import Book, Llava, Text, main, with_few_images
 
 
 def said(*pairs: tuple[str, str]) -> list[dict[str, str]]:
@@ -116,6 +118,12 @@ def test_sizes_are_those_of_upright_images(photos: Path) -> None:
     assert read(values, photos).images[0].size == (3, 7)
 
 
+PARTED = [
+    {"role": "user", "content": [{"type": "text", "text": "<video>\nWhat?"}]},
+    {"role": "assistant", "content": "A dog."},
+]
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
@@ -128,6 +136,10 @@ def test_sizes_are_those_of_upright_images(photos: Path) -> None:
         ({"conversations": said(("Hi", "Ho")), "image": "broken.png"}, "not one of the formats"),
         ({"conversations": said(("Hi", "Ho")), "video": "1.png"}, "no folder of frames"),
         ({"prompt": {"role": "prompter", "text": "Hi", "replies": [7]}}, "no message"),
+        (
+            {"messages": PARTED, "video": "clip"},
+            "<video> in a part of a message; give the message as one text",
+        ),
     ],
 )
 def test_rows_that_cannot_be_read(values: dict[str, Any], reason: str, photos: Path) -> None:
@@ -273,6 +285,21 @@ def test_prepared_picturebook_is_picturebook(tmp_path: Path) -> None:
         assert (prepared[i].id, prepared[i].turns) == (drawn[i].id, drawn[i].turns)
         for ours, theirs in zip(prepared[i].images, drawn[i].images, strict=True):
             np.testing.assert_array_equal(np.asarray(ours.load()), theirs)
+
+
+def test_fewer_images_are_the_first_where_their_marks_were() -> None:
+    sample = Sample("a", "spot", (1, 2), (("First: <image>\nSecond: <image>\nSame?", "No."),))
+    assert with_few_images(sample, 1).turns[0][0] == "First: <image>\nSecond: \nSame?"
+    assert with_few_images(sample, 1).images == (1,)
+    leading = replace(sample, turns=(("<image>\n<image>\nSame?", "No."),))
+    assert with_few_images(leading, 1).turns[0][0] == "<image>\nSame?"
+    assert with_few_images(leading, 0).turns[0][0] == "Same?"
+
+
+@pytest.mark.parametrize("samples", [0, -3])
+def test_a_book_has_samples(samples: int, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"samples: {samples}; give a whole number, 1 or more"):
+        main(Book(samples, "pages", out=tmp_path))
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:

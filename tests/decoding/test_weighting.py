@@ -228,6 +228,14 @@ def test_given_error_rates_fix_the_weights(options: str, weights: list[float]) -
         rule.first((0.2, 0.3, 0.5), V)
 
 
+def test_a_grid_has_no_more_mixtures_than_fit_in_memory() -> None:
+    assert parse_weighting("grid:steps=82").first((0.25,) * 4, V) == (0.25,) * 4
+    assert parse_weighting("grid").first((0.1,) * 10, V) == (0.1,) * 10
+    message = "steps 1000000 make 166667666668500001 mixtures of 4 views, over 100000; give fewer"
+    with pytest.raises(InputError, match=message):
+        parse_weighting("grid:steps=1000000").first((0.25,) * 4, V)
+
+
 def test_a_preset_takes_other_fields() -> None:
     # type: ignore[call-arg]
     assert parse_weighting("mt-release:window=4") == replace(PRESETS["mt-release"], window=4)

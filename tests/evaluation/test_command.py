@@ -6,11 +6,12 @@ import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from configs.eval.mini import config as MINI
-from eval import exactness
+from eval import draft_quality, exactness, mmspec, plans
 from eval.lib.collaborative.config import CollaborativeEvalConfig
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.loading import load_models
@@ -242,3 +243,23 @@ def test_presets_are_well_formed(name: str) -> None:
     if isinstance(config, RecordedConfig):
         sources = {name for one in config.methods for name in one.sources.split("+")}
         assert sources <= {"lookup", "history", "table", "similar"}
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "name"),
+    [
+        (mmspec, "mini --turns 1", "turns"),
+        (mmspec, "mini --sets read", "sets"),
+        (mmspec, "recorded --sets=pope", "sets"),
+        (mmspec, "mini --no-times", "times"),
+        (mmspec, "mini --each_follow_up", "each_follow_up"),
+        (draft_quality, "mini --repeats 3", "repeats"),
+        (exactness, "mini --trace", "trace"),
+        (plans, "mini --rows M", "rows"),
+    ],
+)
+def test_an_option_that_a_script_does_not_read_is_refused(
+    script: ModuleType, words: str, name: str
+) -> None:
+    with pytest.raises(InputError, match=f"^{name}: .* does not read it; leave out --"):
+        script.main(words.split())

@@ -38,7 +38,7 @@ SMALL = Shapes(
 def test_heads_that_are_trained_alike_differ_in_their_kind() -> None:
     """Each command is one that its script reads, and its head is of the kind in its name."""
     answers, *training, table = (
-        PARSERS[words[0]](words[1:]) for words in commands(150, 256, 16, Path("runs/alike"))
+        PARSERS[words[0]](words[1:]) for words in commands(150, 256, 16, Path("my runs/alike"))
     )
     (first,) = training[0][0].values()
     for name, (recipes, options) in zip(HEADS, training, strict=True):

@@ -100,6 +100,24 @@ def test_words_that_neither_model_may_say_cost_nothing() -> None:
         assert jnp.isfinite(slope).all(), kind
 
 
+@pytest.mark.parametrize("excluded", [-np.inf, np.log(1e-30)])
+def test_reverse_kl_stays_finite_where_the_teacher_has_no_probability(excluded: float) -> None:
+    """As of a teacher with `known_tokens`, whose other tokens have the score -inf."""
+    log_p, log_q = logs(TEACHER[..., :9], STUDENT)
+    p = jnp.where(jnp.arange(9) < 4, log_p, excluded)
+
+    def loss(q: jax.Array) -> jax.Array:
+        return block_loss("reverse_kl", p, jax.nn.log_softmax(q), jnp.zeros((2, 6), int))[0].sum()
+
+    value, slope = jax.value_and_grad(loss)(log_q)
+    known = np.arange(9) < 4
+    floored = np.where(known, np.asarray(log_p, np.float64), np.log(1e-30))
+    q = softmax(STUDENT)
+    assert float(value) == pytest.approx((q * (np.log(q) - floored)).sum(), rel=1e-5)
+    assert jnp.isfinite(slope).all()
+    assert (slope[..., 4:].sum(-1) > 0).all()  # excluded tokens become less probable
+
+
 def test_no_gradient_goes_to_the_teacher() -> None:
     gradient = jax.grad(
         lambda teacher: distillation_loss(jnp.asarray(STUDENT), teacher, jnp.asarray(MASK))[0]

@@ -79,14 +79,15 @@ def parse_command(
 
     Args:
       options: Dataclass of the script's own options, one of them `out`; every field has a default.
+        Its `unread`, if it has one, names the preset's options that the script does not read.
       description: First lines of --help, the script's docstring.
       args: Words of the command line; None takes the process's own.
       kind: Class of the presets that the script takes, or several; the bases of the preset's class
         are the groups of options.
       example: Preset whose defaults --help shows.
 
-    Raises InputError for an unknown preset or option, with the nearest one. `--help` prints and
-    exits.
+    Raises InputError for an unknown preset or option, with the nearest one, and for an option that
+    the script does not read. `--help` prints and exits.
     """
     argv = list(sys.argv[1:] if args is None else args)
     if not argv or argv[0].startswith("-"):
@@ -117,6 +118,11 @@ def parse_command(
     if {"-h", "--help"} & set(options_text):
         texts = preset_texts("eval")
         presets = listing({name: texts[name] for name in _presets(kind)})
+    names = {word.partition("=")[0].replace("_", "-") for word in options_text}
+    for name in getattr(options, "unread", ()):
+        option = name.replace("_", "-")
+        if names & {f"--{option}", f"--no-{option}"}:
+            raise InputError(f"{name}: {script_name()} does not read it; leave out --{option}")
     filled = parse_options(
         command,
         options_text,
@@ -140,7 +146,6 @@ def parse_command(
         config[parts] = _chosen(parts, getattr(defaults, parts), values[parts])
     if parts == "rows":
         config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
-        names = {word.partition("=")[0] for word in options_text}
         if "gammas" in values and "--gamma" in names:
             if "--gammas" in names:
                 raise InputError("--gamma: --gammas has the draft lengths; give one of the two")

@@ -17,6 +17,8 @@ from jaxspec.typing import Array, Float
 
 ERROR_FLOOR = 1e-11
 """Least accumulated error of a view, as in the released code: a perfect view has weight 1e11."""
+MOST_POINTS = 100_000
+"""Most mixtures of a grid: each is compared at every verified token, and keeps a score there."""
 CERTAIN = 1e5  # AdaBoost's log-odds of a view that was always right, as in the released code
 
 
@@ -41,6 +43,15 @@ class Grid(Adaptive):
     @property
     def hard_labels(self) -> bool:
         return self.measure == "matches"
+
+    def first(self, weights: tuple[float, ...], vocabulary: int) -> tuple[float, ...]:
+        views = len(weights)
+        if (points := math.comb(self.steps + views - 1, views - 1)) > MOST_POINTS:
+            raise InputError(
+                f"weighting {self.name}: steps {self.steps} make {points} mixtures of {views} "
+                f"views, over {MOST_POINTS}; give fewer"
+            )
+        return weights
 
     def score(self, p: Array, view_probs: Array, weights: Array) -> Array:
         measures: Any = tuple(self.measure.replace("matches", "misses").split("_"))
