@@ -11,8 +11,7 @@ import pytest
 from configs.eval.mini import config as mini
 from eval.lib.drafts.comparison import prompts_of
 from eval.lib.drafts.config import Variant
-from eval.lib.drafts.regret import best_fixed, record, replay
-from jaxspec.decoding.drafting.rules import parse_weighting
+from eval.lib.drafts.regret import best_fixed, record, replay_row
 from jaxspec.engine.engine import Engine, LoadedModel, Request
 
 CONFIG = replace(
@@ -26,18 +25,21 @@ CONFIG = replace(
 )
 
 
-@pytest.mark.parametrize("text", ["mt-release"])
+@pytest.mark.parametrize(
+    ("text", "weights"), [("mt-release", None), ("static", (0.05, 0.95))], ids=["learned", "given"]
+)
 def test_a_replay_makes_the_blocks_of_decoding(
-    text: str, models: tuple[LoadedModel, LoadedModel]
+    text: str, weights: tuple[float, float] | None, models: tuple[LoadedModel, LoadedModel]
 ) -> None:
     target, draft = models
     plain = Engine(target, None, CONFIG.plain())
-    engine = Engine(target, draft, CONFIG.engine(Variant("MT", ("M", "T"), weighting=text)))
+    row = Variant("MT", ("M", "T"), weights, text)
+    engine = Engine(target, draft, CONFIG.engine(row))
     prompts = prompts_of(CONFIG, plain, {"dataset": "describe", "turn": 1})
     requests = [Request(prompt, CONFIG.max_new_tokens) for prompt in prompts]
     results = engine.generate(requests)
     recording = record(engine, requests, [result.tokens for result in results])
-    sums = replay(parse_weighting(text), CONFIG.gamma, recording)
+    sums = replay_row(row, CONFIG.gamma, recording)
     assert np.asarray(sums["blocks"])[: len(requests)].tolist() == [
         result.stats.steps for result in results
     ]
@@ -46,7 +48,7 @@ def test_a_replay_makes_the_blocks_of_decoding(
     ]
 
     uniform, best = (
-        replay(parse_weighting("static"), CONFIG.gamma, recording),
+        replay_row(replace(row, weights=None, weighting="static"), CONFIG.gamma, recording),
         best_fixed(recording),
     )
     for loss, least in best.items():

@@ -31,6 +31,7 @@ from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import step_keys
 from jaxspec.engine.engine import Engine, Request
 from jaxspec.errors import InputError
+from jaxspec.prompts.views import parse_weights
 from jaxspec.sampling import Sampling, fit_vocabulary, tempered
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
@@ -118,15 +119,20 @@ def _replayed(
         requests, answers = zip(*answered[start : start + config.batch_size])
         recording = record(engine, requests, answers)
         best = {f"best_{name}": values for name, values in best_fixed(recording).items()}
-        sums = [
-            replay(parse_weighting(row.weighting), config.gamma, recording) | best for row in rows
-        ]
+        sums = [best | replay_row(row, config.gamma, recording) for row in rows]
         sums = jax.device_get(sums)
         sums_of += [
             [{k: float(v[i]) for k, v in part.items()} for part in sums]
             for i in range(len(answers))
         ]
     return sums_of
+
+
+def replay_row(row: Variant, gamma: int, recording: Recording) -> dict[str, Float[Array, " B"]]:
+    """Return what `replay` does of a row's rule, from the row's weights on."""
+    rule, shares = parse_weighting(row.weighting), parse_weights(row.weights, len(row.views))
+    first = rule.first(shares, recording.p.shape[-1])
+    return replay(rule, gamma, recording, jnp.asarray(first))
 
 
 def _per_token(sums: dict[str, float]) -> Record:
@@ -177,10 +183,15 @@ def _record(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float[Array, " B"]]:
-    """Return each answer's losses, tokens and blocks at temperature 0 with this rule."""
+def replay(
+    rule: Weighting, gamma: int, recording: Recording, first: Float[Array, " R"]
+) -> dict[str, Float[Array, " B"]]:
+    """Return each answer's losses, tokens and blocks at temperature 0 with this rule.
+
+    first: Weights of the first block.
+    """
     p, q, length = recording.p, recording.view_probs, recording.length
-    views, (batch, places, _) = len(q), p.shape
+    batch, places, _ = p.shape
     keys = jax.vmap(partial(jax.random.key, impl="threefry2x32"))(jnp.arange(batch))
     # `step_keys` reads only the keys.
     unread = jnp.zeros(batch)
@@ -208,8 +219,8 @@ def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float
 
     start = (
         jnp.minimum(1, length),
-        rule.init(jnp.full((batch, views), 1 / views)),
-        jnp.full((batch, places, views), 1 / views),
+        rule.init(jnp.tile(first, (batch, 1))),
+        jnp.tile(first, (batch, places, 1)),
         jnp.zeros(batch),
     )
     _, _, used, blocks = jax.lax.while_loop(lambda carry: jnp.any(carry[0] < length), block, start)
