@@ -283,6 +283,12 @@ def same_values(first: Params, second: Params) -> bool:
 def _equal(x: Any, y: Any) -> bool:
     if x is y:
         return True
-    if all(leaf.is_fully_addressable or leaf.is_fully_replicated for leaf in (x, y)):
+    if all(map(_is_here, (x, y))):
         return np.array_equal(np.asarray(x).astype(y.dtype), np.asarray(y))
-    return bool(jnp.array_equal(x.astype(y.dtype), y))  # no process holds the whole array
+    return bool(jnp.array_equal(x.astype(y.dtype), y))
+
+
+def _is_here(leaf: Any) -> bool:
+    """Return whether this process holds the whole array."""
+    placed = isinstance(leaf, jax.Array)
+    return not placed or leaf.is_fully_addressable or leaf.is_fully_replicated
