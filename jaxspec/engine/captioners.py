@@ -85,9 +85,7 @@ def load_captioner(
     """
     kind, where, how = check_captioner(text)
     if kind == "file":
-        file = CaptionFile(local_path(text.removeprefix("file:")))
-        file.captions  # noqa: B018  # is read before the first image
-        return file
+        return CaptionFile(local_path(text.removeprefix("file:")))
     if kind == "jax":
         path = locate(where)
         lvlm = LoadedModel.load(path, dtype, share_tower_with=share_tower_with)
@@ -133,7 +131,6 @@ def _read(file: Path) -> Caption | None:
         return Caption(str(record["caption"]), float(record["ms"]))
 
 
-@dataclass(frozen=True)
 class CaptionFile:
     """Read captions from a JSONL file that any program may have written.
 
@@ -141,12 +138,11 @@ class CaptionFile:
     `{"sha256": "...", "caption": "..."}` gives its `jaxspec.data.images.image_hash` instead.
     """
 
-    path: Path
-
-    @cached_property
-    def captions(self) -> dict[str, str]:
-        """Return captions by image hash; the first wrong line raises InputError."""
-        return dict(map(self._entry, local_rows(self.path)))
+    def __init__(self, path: Path) -> None:
+        """Read the whole file; the first wrong line raises InputError."""
+        self.path = path
+        self.captions: dict[str, str] = dict(map(self._entry, local_rows(path)))
+        """Captions by image hash."""
 
     def _entry(self, row: DataRow) -> tuple[str, str]:
         text, key, name = (row.values.get(column) for column in ("caption", "sha256", "image"))

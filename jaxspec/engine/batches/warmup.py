@@ -99,7 +99,7 @@ def compile_move(batch: Batch, old: tuple[int, Sizes], new: tuple[int, Sizes]) -
 
 
 def measure(batch: Batch, width: int, form: Sizes, plan: int) -> None:
-    """Tell the policy how long two blocks of a plan take; its very first one takes longer."""
+    """Tell the policy how long two blocks of a plan take, except of its first, which is slower."""
     assert batch.pace is not None
     policy, kind = batch.pace.policy, batch.kinds[0]
     batch.hold(width, form)
