@@ -5,7 +5,8 @@ measures both. Milliseconds belong to the device and the sizes of the batch, so 
 request, and a file keeps them for later processes. Tokens follow from the chance that a drafted
 token is accepted, place by place. The chance belongs to the request: it is what its own blocks
 showed, with earlier requests as a prior. It is of the sources that drafted, so that a short block
-speaks for a longer one too. What lookup would have drafted is known without a run.
+speaks for a longer one too. What lookup would have drafted is known without a run. A draft that was
+idle first reads what other plans wrote. So its first few blocks say nothing of what a block costs.
 
 The plan of the highest rate decodes. A plan that may be better is tried for a few tokens, as long
 as all trials have lost at most 2 % of the time. Compiling a program and running it first, which
@@ -24,7 +25,7 @@ import hashlib
 import json
 import math
 import os
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ import numpy as np
 
 from jaxspec.decoding.plans import Plan
 from jaxspec.engine.compile_cache import Held
-from jaxspec.engine.evidence import Beliefs, Counts, Evidence, Progress, Shadow
+from jaxspec.engine.evidence import Beliefs, Counts, Evidence
 from jaxspec.engine.requests import Use
 from jaxspec.errors import InputError
 from jaxspec.files import write_text
@@ -56,8 +57,11 @@ SHORTEST = 16
 """Tokens of the shortest run that is no trial."""
 TRIAL, TRIAL_MS = 2, 20.0
 """Least tokens and milliseconds of a trial: a run takes one besides its blocks."""
-NEWEST = 5
-"""Runs of which the fastest counts: other work on the machine only slows them."""
+NEWEST = 3
+"""Runs of which the middle one counts. The fastest would flatter the plans with short blocks."""
+UNREAD = 4
+"""Tokens for each block of a run that its sources may have to read first, if it is to say what a
+block costs."""
 STALE = 100
 """Blocks of other plans after which a plan's milliseconds are doubted: they may be half of it."""
 HOPE = 0.3
@@ -84,6 +88,8 @@ class Gain(NamedTuple):
     """Whether its answer ended within the run."""
     foreseen: Mapping[tuple[int, ...], Counts] = MappingProxyType({})
     """Blocks that other sources would have drafted."""
+    unread: int = 0
+    """Tokens that other plans wrote, and that the run's sources had to read before it."""
 
 
 @dataclass
@@ -198,9 +204,11 @@ class Policy:
         if first:  # what is lost beside blocks is counted in `once`
             ms = blocks * (self.cost(choice.plan, sizes) or self.cost(0, sizes) or ms / blocks)
         else:
-            self.measured(choice.plan, sizes, ms / blocks)
+            most = self.cost(choice.plan, sizes) or math.inf
+            if ms / blocks < most or max(gain.unread for gain in gains) <= UNREAD * blocks:
+                self.measured(choice.plan, sizes, ms / blocks)
         plain = self.cost(0, sizes) or ms / blocks
-        for beliefs, stats, _, foreseen in gains:
+        for beliefs, stats, _, foreseen, _ in gains:
             own = Counts(stats.drafted_at, stats.accepted_at)
             for sources, counts in {**foreseen, plan.drafting: own}.items():
                 if sources and counts.drafted[0]:
@@ -225,9 +233,9 @@ class Policy:
         self.sizes[sizes] = None  # the newest are last
         newest = self.costs.setdefault(f"{self.plans[i].name}|{sizes}", deque(maxlen=NEWEST))
         newest.append(ms)
-        if self.file is not None and len(newest) in (1, NEWEST - 1):
-            least = {key: min(values) for key, values in self.costs.items()}
-            costs = {key: round(ms, 4) for key, ms in (self.earlier | least).items()}
+        if self.file is not None and len(newest) < NEWEST:
+            middle = {key: _middle(values) for key, values in self.costs.items()}
+            costs = {key: round(ms, 4) for key, ms in (self.earlier | middle).items()}
             with suppress(InputError):
                 write_text(self.file, json.dumps(costs, indent=1))
 
@@ -238,7 +246,7 @@ class Policy:
         sizes, in proportion to plain decoding's.
         """
         name, plain = f"{self.plans[i].name}|", f"{self.plans[0].name}|"
-        every = self.earlier | {key: min(values) for key, values in self.costs.items()}
+        every = self.earlier | {key: _middle(values) for key, values in self.costs.items()}
         if name + sizes in every:
             return every[name + sizes]
         others = (key for key in (*self.costs, *every) if key.startswith(name))
@@ -277,7 +285,7 @@ class Policy:
             base, parts = self.cost(0, sizes), []
             for i, plan in enumerate(self.plans):
                 if values := self.costs.get(f"{plan.name}|{sizes}"):
-                    ms = min(values)
+                    ms = _middle(values)
                     pays = f" (pays from {ms / base:.2f} tokens per pass)" if i and base else ""
                     parts.append(f"{plan.name} {ms:.3g} ms{pays}")
             rows, _, slots = sizes.partition("x")
@@ -285,99 +293,6 @@ class Policy:
             which = f"{rows} rows and {slots} slots{f', {kind}' if kind else ''}"
             lines.append(f"a block of {which}: {', '.join(parts)}")
         return "\n".join(lines)
-
-
-class Pace:
-    """Follow one batch: ask a policy for its plans, and tell it what they did."""
-
-    def __init__(self, policy: Policy, plans: Sequence[Held]) -> None:
-        self.policy, self.plans = policy, plans
-        self.beliefs = defaultdict[int, Beliefs](dict)
-        """What is known of each request, by number."""
-        self.uses = defaultdict[int, dict[str, Use]](dict)
-        """What each plan did for each request."""
-        self.answers = dict[int, Progress]()
-        """Answers after the newest run, by number of the request."""
-        self.texts = dict[int, np.ndarray]()
-        """Prompts with their answers."""
-        self.shadows = dict[tuple[int, int], Shadow]()
-        """Blocks that plans would have drafted, by request and plan."""
-        self.last_of = {plan.drafting: i for i, plan in enumerate(policy.plans)}
-        """Plan with the longest blocks, by the sources that draft: the last one in order."""
-        self.choice, self.until = Choice(0, 0, False), 0
-        """The newest choice, and the tokens of the longest answer at which it ends."""
-        self.rows: Sequence[int] = ()
-        """Requests for which it was made."""
-        self.sizes = ""
-        self.program: Hashable = None
-        """See `Policy.choose`."""
-
-    def next(
-        self, rows: Sequence[int], longest: int, sizes: str, program: Hashable
-    ) -> tuple[Held, int]:
-        """Return the plan of the next run, and the most tokens that it may add.
-
-        A choice holds until requests come or go.
-
-        Args:
-          rows: Numbers of the requests that decode.
-          longest: Tokens of the longest answer.
-          sizes, program: See `Policy.choose`.
-        """
-        if longest >= self.until or (rows, program) != (self.rows, self.program):
-            beliefs = [self.beliefs[i] for i in rows]
-            self.choice = self.policy.choose(beliefs, sizes, program)
-            self.until = longest + self.choice.tokens
-            self.rows, self.sizes, self.program = rows, sizes, program
-        return self.plans[self.choice.plan], self.until - longest
-
-    def learn(
-        self,
-        ms: float,
-        compiled_ms: float,
-        answers: Mapping[int, Progress],
-    ) -> None:
-        """Learn from a run.
-
-        Args:
-          ms, compiled_ms: Milliseconds of the run, and of its compilation before it.
-          answers: Answers after it, by number.
-        """
-        gains, name = [], self.policy.plans[self.choice.plan].name
-        for i, (stats, prompt, answer, ended) in answers.items():
-            count = len(answer) - 1  # the prefill wrote the first token
-            if before := self.answers.get(i):
-                stats = jax.tree.map(lambda new, old: new - old, stats, before.stats)
-                count = len(answer) - len(before.answer)
-            new = answer if before is None else answer[len(before.answer) :]
-            self.texts[i] = np.append(self.texts.get(i, prompt), np.asarray(new, np.int32))
-            foreseen = self._foreseen(i, count)
-            gains.append(Gain(self.beliefs[i], stats, ended, foreseen))
-            use = self.uses[i].get(name, Use())
-            use = Use(use.blocks + stats.steps, use.tokens + stats.emitted, use.ms + ms)
-            self.uses[i] = self.uses[i] | {name: use}
-        self.answers |= answers
-        self.policy.observe(self.choice, self.sizes, self.program, ms, compiled_ms, gains)
-
-    def _foreseen(self, i: int, count: int) -> Mapping[tuple[int, ...], Counts]:
-        """Return the blocks that other plans would have drafted, by their sources."""
-        foreseen, chosen = {}, self.policy.plans[self.choice.plan].drafting
-        for sources, number in self.last_of.items():
-            plan = self.policy.plans[number]
-            if sources == chosen:
-                self.shadows.pop((i, number), None)
-            elif (hits := plan.foreseen(self.texts[i], count)) is not None:
-                shadow = self.shadows.setdefault((i, number), Shadow(plan.gamma))
-                foreseen[sources] = shadow.add(hits, self.policy.places)
-        return foreseen
-
-    def forget(self, numbers: Iterable[int]) -> None:
-        """Forget requests that have ended."""
-        for i in numbers:
-            for known in (self.beliefs, self.uses, self.answers, self.texts):
-                known.pop(i, None)
-            for number in self.last_of.values():
-                self.shadows.pop((i, number), None)
 
 
 def cost_file(plans: Sequence[Plan], held: Held) -> Path | None:
@@ -392,3 +307,9 @@ def cost_file(plans: Sequence[Plan], held: Held) -> Path | None:
     parts = device.platform, device.device_kind, os.cpu_count(), held.mesh, weights, plans
     name = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     return Path(folder) / f"costs-{name}.json"
+
+
+def _middle(values: Iterable[float]) -> float:
+    """Return the middle one of some values, of an even number the lower of the two."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]

@@ -28,12 +28,12 @@ from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import run_decode
 from jaxspec.engine.batches.batcher import Batcher
 from jaxspec.engine.batches.fitting import Kind, fitting, has_room, live_forms, live_sizes
+from jaxspec.engine.batches.pace import Pace
 from jaxspec.engine.batches.reading import Prefilled, Reader
 from jaxspec.engine.batches.states import Rows, States
 from jaxspec.engine.batches.writing import Start, Written
 from jaxspec.engine.compile_cache import Held, compiled_ms, timed
 from jaxspec.engine.memory import MemoryReport, Sizes, plan_memory
-from jaxspec.engine.policy import Pace
 from jaxspec.engine.requests import EncodedRequest, Result
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import replicated

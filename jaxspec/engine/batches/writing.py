@@ -12,8 +12,8 @@ import numpy as np
 from jaxspec.decoding.processors import NO_TOKEN
 from jaxspec.decoding.trace import trace_record
 from jaxspec.engine.batches.batcher import Batcher
+from jaxspec.engine.batches.pace import Pace
 from jaxspec.engine.evidence import Progress
-from jaxspec.engine.policy import Pace
 from jaxspec.engine.requests import EncodedRequest, Result
 from jaxspec.prompts.stops import ReasonedText
 
