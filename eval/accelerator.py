@@ -62,6 +62,8 @@ def main(
     for name in parts:
         if name not in PARTS:
             raise InputError(f"parts: no part {name!r}; {nearest(name, list(PARTS))}")
+    if page is not None and not page.is_file():
+        raise InputError(f"page {page}: no such file; give one with the markers of the table")
     end = time.monotonic() + 60 * minutes
     failed = []
     for name in parts:
@@ -88,9 +90,11 @@ def main(
 def run_module(command: list[str], seconds: float, **environment: str) -> int | str:
     """Run `python -m` with these words; return its exit code, or that its time ran out."""
     argv = [sys.executable, "-m", *command]
+    if seconds <= 0:
+        return "out of time"
     try:
         return subprocess.run(
-            argv, timeout=max(seconds, 1), check=False, env=os.environ | environment
+            argv, timeout=seconds, check=False, env=os.environ | environment
         ).returncode
     except subprocess.TimeoutExpired:
         return "out of time"

@@ -18,8 +18,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.comparison import compare
 from eval.lib.drafts.config import EvalConfig
@@ -36,6 +34,7 @@ from eval.lib.output.tables import (
     Table,
     answer_lengths,
     failures,
+    grouped,
     has,
     mean,
     mean_over,
@@ -104,12 +103,8 @@ def tables(config: EvalConfig, run: Run, against: str = "") -> list[Table]:
     if not run.rows:
         return [whole]
     sets = [name for name in config.sets if has(run.rows, dataset=name)]
-
-    def label(record: Record) -> Label:
-        return record["row"], str(record["turn"])
-
-    groups = averaged(config, sets)
-    return [whole, interval_table(run.records, label, ("views", "turn"), groups, against)]
+    labels = {"views": "row", "turn": "turn"}
+    return [whole, interval_table(run.records, labels, averaged(config, sets), against)]
 
 
 def block_efficiency_table(
@@ -228,12 +223,17 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
     """Return a table per mixture of views, a line per rule and turn, sorted by tokens per pass."""
 
     def tau(line: Sequence[Record]) -> float:
-        return sum(row["tokens"] for row in line) / sum(row["num_spec_steps"] for row in line)
+        steps = sum(row["num_spec_steps"] for row in line)
+        return sum(row["tokens"] for row in line) / max(steps, 1)
 
     def loss(field: str) -> Column:
-        return lambda line: number(
-            float(np.average([r[field] for r in line], weights=[r["tokens"] for r in line])), 3
-        )
+        """Return the column of a loss a token; answers may end at their first one, prefill's."""
+
+        def column(line: Sequence[Record]) -> str:
+            tokens = sum(row["tokens"] for row in line)
+            return number(sum(row[field] * row["tokens"] for row in line) / max(tokens, 1), 3)
+
+        return column
 
     columns = {"tau": lambda line: number(tau(line), 3)}
     columns |= {"KL": loss("kl"), "rejected": loss("rejections"), "missed": loss("misses")}
@@ -247,10 +247,6 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
         "R: the same less that of each answer's best fixed weights, chosen with hindsight for that "
         "loss on a grid.",
     ]
-    mixtures: dict[tuple[str, ...], dict[Label, list[Record]]] = {}
-    for row in rows:
-        lines = mixtures.setdefault(tuple(row["views"]), {})
-        lines.setdefault((row["row"], str(row["turn"])), []).append(row)
     return [
         pivot(
             f"Weightings of views {','.join(views)}: losses a token and regret, gamma "
@@ -260,7 +256,8 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
             columns,
             notes=notes,
         )
-        for views, lines in mixtures.items()
+        for views, mixed in grouped(rows, lambda row: tuple(row["views"])).items()
+        for lines in [grouped(mixed, lambda row: (row["row"], str(row["turn"])))]
     ]
 
 

@@ -26,19 +26,16 @@ from eval.lib.output.intervals import CYCLES, check_row, interval_table
 from eval.lib.output.report import Run
 from eval.lib.output.tables import Label, Record, Table, cell, failures, number, percent, pivot
 from eval.lib.questions.quality import MEASURES, quality, rouge_scorer
+from eval.lib.questions.run_code import RunsCode
 from jaxspec.command import input_errors, script_name
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(RunsCode):
     out: Path = Path("runs/collaborative/PRESET")
     """Directory for the results, table.md and the figure."""
     against: str = ""
     """A method, such as naive, against which the table of intervals compares the others."""
-    run_code: bool = False
-    """Run the models' HumanEval programs against the tests. Nobody has read this code: it gets 5
-    seconds, a gigabyte and, on Linux where possible, no network, but otherwise your rights. Run it
-    in a container."""
 
 
 FORMS = {True: "in the chat form of the model that leads", False: "in raw text"}
@@ -90,14 +87,8 @@ def tables(config: CollaborativeEvalConfig, run: Run, against: str = "") -> list
     rows, sweep = (
         [row for row in run.rows if (row["row"] == SWEEP) == swept] for swept in (False, True)
     )
-
-    def label(record: Record) -> Label:
-        return record["row"], record["pairing"]
-
-    each = {name: (name,) for name in config.sets}
-    intervals = interval_table(
-        run.records, label, ("method", "models"), each, against, fields=CYCLES
-    )
+    labels, each = {"method": "row", "models": "pairing"}, {name: (name,) for name in config.sets}
+    intervals = interval_table(run.records, labels, each, against, CYCLES)
     whole = methods_table(config, rows, run.failed)
     return [whole, intervals, *([sweep_table(sweep)] if sweep else [])]
 

@@ -16,16 +16,10 @@ commit. Writes results.json and table.md into --out.
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no cloud machine to ask
-os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -33,12 +27,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import tyro
-from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 from tqdm import tqdm
 
 from eval.lib.output.report import Run
 from eval.lib.output.tables import Record, Table, cell, number, pivot
+from eval.lib.times.chips import GIB, computing_ms, described, moving_ms
 from eval.lib.times.heads import HEADS
 from eval.lib.times.hlo import COLLECTIVES, STAGES, ProgramText
 from eval.lib.times.random_pair import LatencyConfig
@@ -48,14 +42,8 @@ from jaxspec.config import RotaryConfig, text_config, with_text
 from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.engine.drafts import DraftConfig
 from jaxspec.engine.memory import abstract_inputs, abstract_state, at_place, bytes_held
-from jaxspec.engine.plan import (
-    CHIPS,
-    abstract_program,
-    chip_of,
-    sizes_of,
-    split_over,
-)
-from jaxspec.errors import InputError, first_line, nearest, needing
+from jaxspec.engine.plan import CHIPS, abstract_program, chip_of, sizes_of, split_over
+from jaxspec.errors import InputError, check_all_counts, check_counts, first_line, needing
 from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
@@ -66,18 +54,6 @@ Drafting = Literal[
 Name = Literal["plain", Drafting, "prefill", "prompt", "train"]
 WHOLE = ("prefill", "prompt", "train")
 """Programs without a loop of blocks."""
-GPUS = {
-    "a100-40gb": "NVIDIA A100-SXM4-40GB",
-    "a100": "NVIDIA A100-SXM4-80GB",
-    "h100": "NVIDIA H100 80GB HBM3",
-    "h200": "NVIDIA H200 141GB HBM3e",
-    "b200": "NVIDIA B200",
-}
-"""GPUs that XLA's plugin describes, and the plugin's names for them."""
-GIB = 2**30
-CYCLES = {"v4": 1.05, "v5e": 1.5, "v5p": 1.75}
-"""Clock of the matrix units in GHz: a chip's published peak over the operations of one cycle. For
-v6e neither the clock nor the number of units is published."""
 
 
 def main(
@@ -119,6 +95,8 @@ def main(
       xla: NAME=VALUE of options of XLA's compiler, such as xla_vf_vmem_max_outstanding_evictions=0.
     """
     arguments = dict(locals())
+    check_all_counts(batches=batches, widths=widths)
+    check_counts(prompt=prompt, new=new, layers=1 if layers is None else layers)
     if wrong := [option for option in xla if not all(option.partition("="))]:
         raise InputError(f"xla: {wrong[0]!r} is not NAME=VALUE")
     options = {name: value for name, _, value in (option.partition("=") for option in xla)}
@@ -157,38 +135,6 @@ class Shape(NamedTuple):
 def own_width(config: LatencyConfig, name: Name, width: int) -> int | None:
     """Return the tokens that a target pass of the program reads; None where there is no loop."""
     return None if name in WHOLE else assembled(config, name, width)[0].width
-
-
-def described(chip: str) -> list[Any]:
-    """Return the devices of a topology, which need not be present."""
-    kind, _, shape = chip.partition(":")
-    tpus = [name for name in CHIPS if name.startswith("v")]
-    if kind not in (*tpus, *GPUS) or not shape:
-        raise InputError(
-            f"chips: {chip!r} is not KIND:TOPOLOGY, such as v5e:2x2 or h100:4; "
-            f"{nearest(kind, [*tpus, *GPUS])}"
-        )
-    options: dict[str, Any] = {"chip_config_name": "megacore"} if kind == "v4" else {}
-    if set(shape.split("x")) == {"1"} and kind in tpus:
-        options["chips_per_host_bounds"] = (1, 1, 1)
-    try:
-        if kind in GPUS:
-            options |= {"target_config": gpu_description(GPUS[kind]), "topology": f"1x1x{shape}"}
-            return list(topologies.get_topology_desc(platform="cuda", **options).devices)
-        return list(topologies.get_topology_desc(chip, platform="tpu", **options).devices)
-    # jaxlib has no narrower error for a missing libtpu or an unknown topology.
-    except Exception as error:
-        reason = f"{str(error).splitlines()[0]:.120}"
-        raise InputError(
-            f"chips: cannot compile for {chip}: {reason}; make compiled installs the compilers"
-        ) from error
-
-
-def gpu_description(name: str) -> str:
-    """Return XLA's description of a GPU: a text between two zero bytes in the plugin's library."""
-    library = resources.files("jax_plugins.xla_cuda12").joinpath("xla_cuda_plugin.so").read_bytes()
-    offset = library.index(f'device_description_str: "{name}"'.encode())
-    return library[library.rindex(b"\0", 0, offset) + 1 : library.index(b"\0", offset)].decode()
 
 
 def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
@@ -314,17 +260,6 @@ def training_step(config: LatencyConfig, devices: list[Any], shape: Shape) -> tu
         compiled_step = jax.jit(step.step, donate_argnums=0, out_shardings=(places, None))
         lowered = compiled_step.lower(step.state, step.frozen, step.batch)
     return lowered, step.flops / len(devices)
-
-
-def computing_ms(kind: str, cycles: float) -> float | None:
-    """Return a number of cycles as milliseconds; None for a chip whose clock is unknown."""
-    clock = CYCLES.get(kind)
-    return None if clock is None else cycles / clock / 1e6
-
-
-def moving_ms(kind: str, size: float) -> float:
-    """Return the least milliseconds in which a chip moves so many bytes from or to its memory."""
-    return size / CHIPS[kind].gbps / 1e6
 
 
 def compiled_table(title: str, shape: Shape, rows: list[Record]) -> Table:

@@ -42,6 +42,7 @@ from eval.lib.questions.quality import (
     rouge_l,
     rouge_scorer,
 )
+from eval.lib.questions.run_code import RunsCode
 from eval.lib.standins.replay import RecordedTarget, engine_of
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
@@ -61,7 +62,7 @@ PART = 32
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(RunsCode):
     unread: ClassVar = (
         *("turns", "follow_ups", "each_follow_up", "one_turn"),
         *("captioner", "gamma", "repeats", "times", "trace"),
@@ -79,10 +80,6 @@ class Options:
     combinations: tuple[str, ...] = ()
     """Combinations of target and draft, such as weighted:0.5,0.5 or contrastive:mu=0.1 (the target
     against the draft), that answer as models of their own."""
-    run_code: bool = False
-    """Run the models' HumanEval programs against the tests. Nobody has read this code: it gets 5
-    seconds, a gigabyte and, on Linux where possible, no network, but otherwise your rights. Run it
-    in a container."""
 
     def __post_init__(self) -> None:
         if self.attributes < 0:
@@ -207,7 +204,7 @@ def measure_quality(
             prompts = [first_prompt(engine.encoder, sample) for sample in samples]
             if blind:
                 prompts = [without_images(engine.encoder, prompt) for prompt in prompts]
-            requests = requests_of(config, prompts)
+            requests = requests_of(config, prompts, config.temperature)
             records = [record for record in answered if part_fields.items() <= record.items()]
             for start in range(len(records), len(samples), PART):
                 part = slice(start, start + PART)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar
 from zlib import crc32
@@ -34,6 +35,7 @@ from eval.lib.output.tables import (
     Table,
     cell,
     digits,
+    grouped,
     has,
     number,
     pivot,
@@ -117,8 +119,7 @@ def identity_table(config: EvalConfig, rows: Sequence[Record], full: bool = Fals
     header = ["views", "gamma", "batch", "answers", "identical"]
     header += ["first divergence", "largest logit gap"]
     cells = []
-    for key in dict.fromkeys((row["row"], row["gamma"], row["batch"]) for row in rows):
-        group = [row for row in rows if (row["row"], row["gamma"], row["batch"]) == key]
+    for key, group in grouped(rows, itemgetter("row", "gamma", "batch")).items():
         answers = [row["samples"] for row in group]
         rate = np.average([row["token_identity_rate"] for row in group], weights=answers)
         first = [row["first_divergence"] for row in group if row["first_divergence"] is not None]

@@ -34,13 +34,14 @@ from eval.lib.output.tables import (
     number,
     pivot,
     sample_counts,
+    without_failed,
 )
 from eval.lib.questions.sets import remarks
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LvlmConfig
 from jaxspec.engine.drafts import HEAD
 from jaxspec.engine.engine import Engine
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_all_counts
 from jaxspec.heads.kinds.kv_head.config import KVHeadConfig
 from jaxspec.loading.models import LoadedHead, LoadedModel
 
@@ -60,6 +61,11 @@ class Options:
     """Drafted tokens per block; --gamma gives one."""
     out: Path = Path("runs/kv_head/PRESET")
     """Directory for the results and table.md."""
+
+    def __post_init__(self) -> None:
+        if not self.gammas:
+            raise InputError("gammas: none; give one or more")
+        check_all_counts(gammas=self.gammas)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -99,13 +105,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
         def tables() -> list[Table]:
             whole = draft_table(config, run.rows, run.failed, places)
-            every = {"avg": config.sets}
-
-            def label(record: Record) -> Label:
-                return record["row"], str(record["gamma"]), str(record["turn"])
-
-            names = "draft", "gamma", "turn"
-            return [whole, interval_table(run.records, label, names, every, options.against)]
+            labels, every = {"draft": "row", "gamma": "gamma", "turn": "turn"}, {"avg": config.sets}
+            return [whole, interval_table(run.records, labels, every, options.against)]
 
         run.collect(parts(), tables)
 
@@ -120,6 +121,8 @@ FIELDS = {
     "delta, loop": "decode_tokens_per_second",
 }
 """The same where passes are timed."""
+Line = tuple[Sequence[str], Sequence[Record]]
+"""Sets over which a line has means, and the rows of its draft."""
 
 
 def draft_table(
@@ -137,12 +140,12 @@ def draft_table(
     papers = papers_of(config, config.published)
     places = {name: (name,) for name in config.sets}
     places |= {"avg": config.sets} if len(config.sets) > 1 else {}
-    lost = {(record["dataset"], record["row"]) for record in failed}
 
-    def column(field: str, gamma: int | None = None) -> Callable[[Sequence[Record]], str]:
-        def cell(line: Sequence[Record]) -> str:
-            cells = [row for row in line if gamma in (None, row["gamma"])]
-            return number(mean_over(cells, list({row["dataset"] for row in line}), field))
+    def column(field: str, gamma: int | None = None) -> Callable[[Line], str]:
+        def cell(line: Line) -> str:
+            sets, drafted = line
+            cells = [row for row in drafted if gamma in (None, row["gamma"])]
+            return number(mean_over(cells, sets, field))
 
         return cell
 
@@ -154,13 +157,12 @@ def draft_table(
             if numbers and where == paper.places.get(draft):
                 yield (name, f"{draft}, paper"), numbers
 
-    lines = []
-    for group, sets in places.items():
-        for draft in dict.fromkeys(row["row"] for row in rows):
-            drafted = [row for row in rows if row["row"] == draft and row["dataset"] in sets]
-            lines.append(
-                ((group, draft), [] if {(name, draft) for name in sets} & lost else drafted)
-            )
+    whole = without_failed(rows, failed, "dataset", "row")
+    lines = [
+        ((group, draft), (sets, [row for row in whole if row["row"] == draft]))
+        for group, sets in places.items()
+        for draft in dict.fromkeys(row["row"] for row in rows)
+    ]
     fields = FIELDS if config.times else COUNTS
     columns = {
         f"{name} gamma={gamma}": column(fields[name], gamma) for gamma in gammas for name in fields

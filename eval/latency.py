@@ -39,6 +39,7 @@ from eval.lib.times.startup import measure_captions, measure_host, measure_start
 from eval.lib.times.tables import latency_tables
 from jaxspec.cli.options import run_script
 from jaxspec.command import load_preset, preset_names
+from jaxspec.errors import check_all_counts
 from jaxspec.runtime import setup_runtime
 from jaxspec_demo import ASSETS
 
@@ -79,6 +80,7 @@ def main(
       debug: Try the command out: one run, at most eight new tokens, written to runs/debug.
     """
     options = dict(locals())
+    check_all_counts(batches=batches, views=views, gammas=gammas or ())
     config: LatencyConfig = load_preset("latency", preset)
     starts, calls = STARTS, CALLS
     config = replace(config, dtype=dtype or config.dtype, gammas=gammas or config.gammas)

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,9 +39,8 @@ import tyro
 from tqdm import tqdm
 
 from eval.lib.drafts.comparison import first_prompt
-from eval.lib.drafts.loading import split_name
 from eval.lib.output.report import Run, results_folder
-from eval.lib.output.tables import Record, Table, cell, has, number, percent, pivot
+from eval.lib.output.tables import Record, Table, cell, grouped, has, number, percent, pivot
 from eval.lib.questions.sets import evaluation_set
 from eval.lib.standins.synthetic import synthetic_model
 from eval.lib.times.peer_methods import (
@@ -110,9 +110,11 @@ def main(
     options = dict(locals())
     if debug:
         new, prompts, repeats = min(8, new), 1, 1
+    check_counts(prompts=prompts, repeats=repeats, threads=1 if threads is None else threads)
+    if new < 2:
+        raise InputError(f"new: {new}; give 2 or more, since prefill writes the first token")
     if find_spec("torch") is None:
         raise InputError("peers: torch is not installed; pip install -e '.[parity]'")
-    check_counts(new=new, prompts=prompts, repeats=repeats)
     if draft is not None and preset not in ("smollm2", CODER):
         raise InputError(f"draft: {draft}; {preset} has its own draft, leave the option out")
     if (target or data) and preset != CODER:
@@ -218,9 +220,7 @@ def notes(preset: str, prompts: int, new: int, threads: int | None) -> list[str]
 def summaries(rows: Sequence[Record]) -> list[Record]:
     """Return a row for each method that ran on all prompts."""
     prompts = {row["prompt"] for row in rows}
-    groups: dict[str, list[Record]] = {}
-    for row in rows:
-        groups.setdefault(row["method"], []).append(row)
+    groups = grouped(rows, itemgetter("method"))
     whole = {name: answers for name, answers in groups.items() if len(answers) == len(prompts)}
     return [summary(name, answers, whole.get(PLAIN)) for name, answers in whole.items()]
 
@@ -280,8 +280,8 @@ def prompts_of(
     encoder = Engine(target).encoder
     if preset == CODER:
         coder = load_preset("eval", CODER)
-        places = {name: Path(path) for name, path in map(split_name, (*coder.data, *data))}
-        samples = (evaluation_set(name, count, data=places) for name in coder.sets)
+        coder = replace(coder, data=(*coder.data, *data), limit=count)
+        samples = map(coder.samples, coder.sets)
         return [first_prompt(encoder, sample) for part in samples for sample in part]
     if preset == "smollm2":
         return [encoder.prompt(text, ()) for text in CONTESTS[preset].prompts[:count]]
@@ -289,7 +289,7 @@ def prompts_of(
         return [first_prompt(encoder, sample) for sample in evaluation_set("describe", count)]
     rng = np.random.default_rng(0)
     config: Any = target.config
-    page = (3 * [config.vision_config.image_size])[:2]
+    page = 2 * [config.vision_config.image_size]
     prompts = []
     for _ in range(count):  # BOS, an image of 576 tokens, and 71 tokens of text
         text = rng.integers(300, config.text_config.vocab_size - 1, 71)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import ClassVar
@@ -30,7 +31,16 @@ from eval.lib.drafts.config import EvalConfig, Variant
 from eval.lib.drafts.loading import Loaded, load_models
 from eval.lib.output.intervals import interval
 from eval.lib.output.report import Run, progress
-from eval.lib.output.tables import Record, Table, has, mean, number, percent, sample_counts
+from eval.lib.output.tables import (
+    Record,
+    Table,
+    grouped,
+    has,
+    mean,
+    number,
+    percent,
+    sample_counts,
+)
 from jaxspec.command import input_errors, script_name
 from jaxspec.decoding.plans import Plan
 from jaxspec.decoding.sources.lookup import LOOKUP
@@ -75,7 +85,8 @@ def main(args: Sequence[str] | None = None) -> None:
         with progress(len(parts) * config.repeats, "plans") as bar:
             for part in parts:
                 bar.set_postfix_str(part["dataset"], refresh=False)
-                requests = requests_of(config, prompts_of(config, plain, part))
+                prompts = prompts_of(config, plain, part)
+                requests = requests_of(config, prompts, config.temperature)
                 warm.warmup(requests)
                 engines = {PLAIN: plain, **fixed, WARM: warm}
                 records = list[Record]()
@@ -94,7 +105,8 @@ def main(args: Sequence[str] | None = None) -> None:
 def teach(engine: Engine, config: EvalConfig, plain: Engine) -> None:
     """Let an engine answer the questions after those of the table, as many of each set."""
     more = replace(config, limit=2 * config.limit)
-    sets = [requests_of(more, prompts_of(more, plain, part)) for part in config.parts()]
+    prompts = (prompts_of(more, plain, part) for part in config.parts())
+    sets = [requests_of(more, each, config.temperature) for each in prompts]
     starts = range(config.limit, 2 * config.limit, config.batch_size)
     batches = [some for i in starts for each in sets if (some := each[i : i + config.batch_size])]
     engine.warmup([request for batch in batches for request in batch])
@@ -143,11 +155,14 @@ def rows_of(records: Sequence[Record], part: Record, config: EvalConfig) -> list
 
     Questions count whose answers do not end at their first token, which no loop writes.
     """
-    rows, by_row = [], dict[str, list[Record]]()
-    for record in records:
-        by_row.setdefault(record["row"], []).append(record)
+    rows, by_row = [], grouped(records, itemgetter("row"))
     every = {name: _times(mine) for name, mine in by_row.items()}
     counted = np.all([times[:, 0] > 0 for times in every.values()], axis=0)
+    if not counted.any():
+        raise InputError(
+            f"set {part['dataset']}: each answer ends at its first token, which no loop writes; "
+            "give other --sets"
+        )
     plain = every[PLAIN][counted]
     for name, mine in by_row.items():
         times = every[name][counted]
@@ -174,10 +189,9 @@ def rows_of(records: Sequence[Record], part: Record, config: EvalConfig) -> list
 
 def _times(records: Sequence[Record]) -> np.ndarray:
     """Return tokens of the loop, its milliseconds and the call's [samples, 3]: medians of runs."""
-    fields, samples = ("emitted", "decode_ms", "call_ms"), dict[int, list[list[float]]]()
-    for record in records:
-        samples.setdefault(record["sample"], []).append([record[field] for field in fields])
-    return np.array([np.median(runs, axis=0) for runs in samples.values()])
+    fields, samples = ("emitted", "decode_ms", "call_ms"), grouped(records, itemgetter("sample"))
+    times = [[[run[field] for field in fields] for run in runs] for runs in samples.values()]
+    return np.array([np.median(runs, axis=0) for runs in times])
 
 
 def tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
@@ -185,9 +199,7 @@ def tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
     parts = list(dict.fromkeys((row["dataset"], row["turn"]) for row in rows))
     turns = {turn for _, turn in parts}
     header = [name if len(turns) == 1 else f"{name}, turn {turn}" for name, turn in parts]
-    lines = dict[str, list[Record]]()
-    for row in rows:
-        lines.setdefault(row["row"], []).append(row)
+    lines = grouped(rows, itemgetter("row"))
     lines |= {name: lines.pop(name) for name in (COLD, WARM) if name in lines}
     cells = []
     for name, line in lines.items():

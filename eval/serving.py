@@ -73,8 +73,8 @@ def main(
       images: Leave the picture out of each second request.
     """
     options = dict(locals())
-    if min(clients, default=0) < 1 or requests < 1:
-        raise InputError(f"clients, requests: {clients}, {requests}; give 1 or more")
+    if min(clients, default=0) < 1 or min(requests, new) < 1:
+        raise InputError(f"clients, requests, new: {clients}, {requests}, {new}; give 1 or more")
     with Run("serving", options, out, "of one run each") as run:
         run.restore()
         name = model or _listed(url)
@@ -100,7 +100,7 @@ def main(
 def _listed(url: str) -> str:
     with (
         reading(f"url {url}: lists no model", "start the server, and give its address"),
-        urlopen(f"{url}/v1/models", timeout=10) as answer,
+        urlopen(f"{url.rstrip('/')}/v1/models", timeout=10) as answer,
     ):
         return json.load(answer)["data"][0]["id"]
 

@@ -43,6 +43,13 @@ def check_counts(**counts: object) -> None:
             raise InputError(f"{name}: {count!r:.60}; give a whole number, 1 or more")
 
 
+def check_all_counts(**lists: Sequence[object]) -> None:
+    """Raise InputError, with the name, for the first entry of a list that is no such count."""
+    for name, counts in lists.items():
+        for count in counts:
+            check_counts(**{name: count})
+
+
 def check_seed(seed: object) -> None:
     """Raise InputError for a seed that is not a whole number of 32 bits."""
     if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < 2**32:

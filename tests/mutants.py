@@ -75,6 +75,8 @@ def outcome(mutant: Mutant, tree: Path) -> str:
 def main(*texts: str) -> int:
     """Run the mutants whose names hold one of the texts; return how many were not caught."""
     mutants = [one for one in MUTANTS if any(text in one.name for text in texts or [""])]
+    if not mutants:
+        sys.exit(f"mutants: no name holds {' or '.join(map(repr, texts))}; see tests/mutants.txt")
     absent = shutil.ignore_patterns(".*", "runs", "__pycache__", "build", "dist")
     trees: SimpleQueue[Path] = SimpleQueue()
     with ExitStack() as stack:
@@ -100,4 +102,7 @@ def main(*texts: str) -> int:
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__, end="")
+        sys.exit()
     sys.exit(main(*sys.argv[1:]))

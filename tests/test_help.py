@@ -6,6 +6,7 @@ import io
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
@@ -141,3 +142,15 @@ def test_the_overview_has_a_line_of_each_command(monkeypatch: pytest.MonkeyPatch
 def test_a_flag_has_the_form_that_changes_it() -> None:
     words = shlex.split("generate --target x --prompt y --no-stream")
     assert parse_subcommand(KINDS, words, "jaxspec", None).ask.output.stream is False
+
+
+def test_the_mutants_have_help_and_names() -> None:
+    command = [sys.executable, "-m", "tests.mutants"]
+    page, unknown = (
+        subprocess.run([*command, word], cwd=ROOT, capture_output=True, text=True)
+        for word in ("--help", "no such mutant")
+    )
+    assert (page.returncode, page.stderr) == (0, "")
+    assert "python -m tests.mutants residual" in page.stdout
+    assert unknown.returncode == 1
+    assert unknown.stderr == "mutants: no name holds 'no such mutant'; see tests/mutants.txt\n"

@@ -14,14 +14,12 @@ of the standard library.
 from __future__ import annotations
 
 import ast
-import gzip
 import hashlib
 import json
 import sys
 import sysconfig
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +27,8 @@ from typing import Annotated, Any
 import tyro
 
 from jaxspec.cli.options import run_script
-from jaxspec.errors import InputError, check_counts
+from jaxspec.data.rows import local_rows
+from jaxspec.errors import InputError, check_counts, reading
 from jaxspec.files import trial_of, write_text
 
 LONGEST, SHORTEST = 1200, 200
@@ -64,18 +63,16 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
     check_counts(most=1 if options.most is None else options.most)
     learned, held_out = defaultdict(list), defaultdict(list)
     for prompts, split in ((learned, "train"), (held_out, "test")):
-        rows = _rows(options.data / "gsm8k" / f"{split}.jsonl")
-        prompts["gsm8k"] += [(row["question"], row["answer"]) for row in rows]
-    rows = _rows(options.data / "humaneval" / "HumanEval.jsonl.gz")
+        file = options.data / "gsm8k" / f"{split}.jsonl"
+        prompts["gsm8k"] += _columns(file, "question", "answer")
+    file = options.data / "humaneval" / "HumanEval.jsonl.gz"
     held_out["humaneval"] += [
-        (_completed(row["prompt"]), row["canonical_solution"]) for row in rows
+        (_completed(head), rest) for head, rest in _columns(file, "prompt", "canonical_solution")
     ]
-    held_out["chat"] += [
-        (row["turns"][0], "") for row in _rows(options.data / "mmspec" / "mmspec_24.jsonl")
-    ]
-    held_out["chat"] += [
-        (row["text"], "") for row in _rows(options.data / "llava" / "qa90_questions.jsonl")
-    ]
+    file = options.data / "mmspec" / "mmspec_24.jsonl"
+    held_out["chat"] += [(turns[0], "") for (turns,) in _columns(file, "turns")]
+    file = options.data / "llava" / "qa90_questions.jsonl"
+    held_out["chat"] += [(text, "") for (text,) in _columns(file, "text")]
     library = Path(sysconfig.get_paths()["stdlib"])
     for name in sorted(sys.stdlib_module_names):
         apart = hashlib.sha256(name.encode()).digest()[0] % HELD == 0
@@ -150,11 +147,15 @@ def _completed(head: str) -> str:
     return f"Complete this Python function.\n\n```python\n{head}\n```"
 
 
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
+def _columns(file: Path, *names: str) -> list[tuple[Any, ...]]:
+    """Return these columns of a file's rows; raise InputError for a row without one."""
     if not file.is_file():
         raise InputError(f"{file}: no such file; give the folder that holds it as --data")
-    with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
+    rows = []
+    for row in local_rows(file):
+        with reading(f"{row.origin}: lacks a column", "fetch the file again"):
+            rows.append(tuple(row.values[name] for name in names))
+    return rows
 
 
 def _write(file: Path, rows: list[dict[str, Any]]) -> None:

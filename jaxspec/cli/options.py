@@ -44,6 +44,7 @@ def parse_options(
     prog: str,
     description: str | None = None,
     config: Sequence[Any] = (),
+    hidden: Sequence[str] = (),
     **settings: Any,
 ) -> Any:
     """Return what tyro makes of a command line; raise InputError where tyro would print a box.
@@ -55,13 +56,14 @@ def parse_options(
       prog: The command's name in --help.
       description: Beginning of --help; by default the docstring of `kind`.
       config: Markers of `tyro.conf` for all options.
+      hidden: Names of fields that --help leaves out.
       settings: More arguments of `tyro.cli`.
     """
     settings |= {
         "prog": prog,
         "description": "",  # tyro would not wrap it
         "config": (*config, tyro.conf.PositionalMetavarFromFieldName),
-        "registry": _registry(tyro.conf.FlagCreatePairsOff not in config),
+        "registry": _registry(tyro.conf.FlagCreatePairsOff not in config, hidden),
     }
 
     def options() -> list[str]:
@@ -137,11 +139,12 @@ def _filled(text: str, first: str = "", column: int = 0) -> str:
     )
 
 
-def _registry(pairs: bool) -> Any:
+def _registry(pairs: bool, hidden: Sequence[str]) -> Any:
     """Return tyro's registry with the rules of all commands, for paths and for help texts.
 
     Args:
       pairs: Whether a flag that is set by default has a form that sets it, too.
+      hidden: Names of fields that --help leaves out.
     """
 
     def path_rule(info: Any) -> Any:
@@ -166,7 +169,8 @@ def _registry(pairs: bool) -> Any:
     def option(field: Any) -> Any:
         """Return an option without the source's line breaks, and defaults that say nothing."""
         text = field.helptext
-        marks = [tyro.conf.DisallowNone] * (field.default is None)
+        marks: list[Any] = [tyro.conf.DisallowNone] * (field.default is None)
+        marks += [tyro.conf.Suppress] * (field.name in hidden)
         return replace(
             field,
             type=Annotated[(field.type, tyro.conf.arg(help_behavior_hint=default), *marks)],

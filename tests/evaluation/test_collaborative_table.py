@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from configs.eval.cos import config as COS
 from eval.collaborative import methods_table
+from eval.lib.collaborative import pairings
 from eval.lib.collaborative.config import CollaborativeEvalConfig, Point
-from eval.lib.collaborative.pairings import METHODS
+from eval.lib.collaborative.pairings import JUDGED, METHODS, methods_of
 from eval.lib.drafts.command_line import parse_command
-from eval.lib.drafts.comparison import first_prompt
+from eval.lib.drafts.comparison import Group, Kept, first_prompt
 from eval.lib.output.tables import Record
 from eval.lib.times.passes import call_interval
 from jaxspec.data.samples import Sample
-from jaxspec.engine.requests import Result
+from jaxspec.engine.requests import Request, Result
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
 from tests import tiny
@@ -75,6 +80,57 @@ def test_a_speed_up_has_an_interval_over_samples() -> None:
     low, high = call_interval(base, [answer(4, 200), answer(2, 50)])
     assert (low, high) == (2, 4)
     assert call_interval(base, base) == (1, 1)
+
+
+def test_no_run_of_a_sweep_is_kept_as_one_of_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep of draft lengths decodes from the methods' own combination, by turns of its own."""
+    config = parse("--pairings", "Qwen 3B", "--sweep", "gamma:2,3")
+    (pairing,) = config.pairings
+    places: list[str] = []
+
+    def program(self: Any, *way: Any) -> Any:
+        assembly = SimpleNamespace(forms=(), params={"combination": None})
+        settings = config.collaboration(pairing, *way)
+        return SimpleNamespace(config=settings, assembly=assembly, encoder=None)
+
+    def interleaved(programs: Sequence[Kept], requests: Sequence[Request], *_: Any) -> None:
+        places.extend(json.dumps(each.place) for each in programs)
+        raise StopIteration
+
+    monkeypatch.setattr(pairings._Measurement, "program", program)
+    monkeypatch.setattr(pairings, "interleaved", interleaved)
+    part: Any = pairings._Measurement(config, pairing, pairing.models, "gsm8k", *[None] * 3)  # type: ignore
+    references: Any = SimpleNamespace(alphas=lambda *_: [0.5, 0.5])
+    programs = {name: part.program(*way) for name, way in methods_of(pairing).items()}
+    with pytest.raises(StopIteration):
+        part.by_turns(programs, [], JUDGED)
+    with pytest.raises(StopIteration):
+        part.sweep(references, [])
+    assert len(places) == len(programs) + 3  # standard decoding, and CoS of two lengths
+    assert len(places) == len(set(places))
+
+
+def test_models_of_one_pairing_are_gone_before_the_next_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Model:
+        pass
+
+    models: dict[str, weakref.ref[Model]] = {}
+    alive: list[set[str]] = []
+
+    def load(name: str, *_: Any, **__: Any) -> Model:
+        alive.append({other for other, each in models.items() if each() is not None})
+        model = Model()
+        models[name] = weakref.ref(model)
+        return model
+
+    monkeypatch.setattr(pairings, "load_model", load)
+    monkeypatch.setattr(pairings._Measurement, "group", lambda _: Group([], [], []))
+    config = parse("--pairings", "Qwen 3B", "OPT, T=1", "--sets", "gsm8k")
+    assert len(list(pairings.measure(config, lambda *_: None))) == 2
+    qwen, opt = (pairing.models for pairing in config.pairings)
+    assert alive == [set(), {qwen[0]}, set(), {opt[0]}]
 
 
 def test_every_number_is_of_a_pairing_and_a_method() -> None:
@@ -162,3 +218,17 @@ def test_points_of_a_sweep() -> None:
     assert chosen.points("lambda:0.2")[1].combination == "weighted:0.2,0.8"
     assert llama.points("mu:0.3")[1] == Point("mu", 0.3, "contrastive:mu=0.3", (1, 5))
     assert [point.gammas for point in llama.points("gamma:1,4")] == [(1, 1), (1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ("lambda:0.5,2", "weights: 2,-1 sum to 1; give non-negative numbers"),
+        ("gamma:1e10", "gammas: .*; give each model 1 or more"),
+    ],
+)
+def test_a_point_that_no_models_can_decode_is_refused_before_they_load(
+    sweep: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        parse("--pairings", "Qwen 3B", "--sweep", sweep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,18 @@ from types import ModuleType
 import pytest
 
 from configs.eval.mini import config as MINI
-from eval import draft_quality, exactness, mmspec, plans
+from eval import (
+    accelerator,
+    compiled,
+    draft_quality,
+    exactness,
+    kv_head,
+    latency,
+    mmspec,
+    peers,
+    plans,
+    serving,
+)
 from eval.lib.collaborative.config import CollaborativeEvalConfig
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.loading import load_models
@@ -21,7 +33,7 @@ from jaxspec.engine.requests import Request
 from jaxspec.errors import InputError
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.regenerate import Regeneration
-from train import prepare
+from train import prepare, steps
 
 
 @dataclass(frozen=True)
@@ -235,11 +247,6 @@ def test_presets_are_well_formed(name: str) -> None:
             config.collaboration(pairing, "alternating", pairing.gammas).checked(
                 len(pairing.models)
             )
-            for point in pairing.points():
-                config.collaboration(
-                    pairing, "alternating", point.gammas, point.combination
-                ).checked(len(pairing.models))
-        return
     if isinstance(config, RecordedConfig):
         sources = {name for one in config.methods for name in one.sources.split("+")}
         assert sources <= {"lookup", "history", "table", "similar"}
@@ -263,3 +270,39 @@ def test_an_option_that_a_script_does_not_read_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=f"^{name}: .* does not read it; leave out --"):
         script.main(words.split())
+
+
+def test_help_leaves_out_the_options_that_a_script_does_not_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        plans.main(["--help"])
+    options = set(re.findall(r"^\W*(--[\w-]+)", capsys.readouterr().out, re.MULTILINE))
+    assert {"--repeats", "--turns", "--out"} <= options
+    assert not options & {"--rows", "--times", "--no-times", "--trace"}
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda: latency.main("mini", batches=(1, 0)), "batches: 0; give a whole number, 1 or"),
+        (lambda: latency.main("mini", views=(0,)), "views: 0; give a whole number"),
+        (lambda: latency.main("mini", gammas=(-1,)), "gammas: -1; give a whole number"),
+        (lambda: compiled.main("mini", batches=(0,)), "batches: 0; give a whole number"),
+        (lambda: compiled.main("mini", layers=0), "layers: 0; give a whole number"),
+        (lambda: steps.main("small", anchors=(0,)), "anchors: 0; give a whole number"),
+        (lambda: steps.main("small", repeats=0), "repeats: 0; give a whole number"),
+        (lambda: peers.main("mini", new=1), "new: 1; give 2 or more"),
+        (lambda: peers.main("mini", threads=0), "threads: 0; give a whole number"),
+        (lambda: serving.main(new=0), "clients, requests, new: .*, 0; give 1 or more"),
+        (lambda: kv_head.main(["aasd", "--gammas", "0"]), "gammas: 0; give a whole number"),
+        (lambda: kv_head.main(["aasd", "--gammas"]), "gammas: none; give one or more"),
+        (lambda: accelerator.main(page=Path("nowhere.md")), "page nowhere.md: no such file"),
+    ],
+)
+def test_numbers_that_measure_nothing_are_refused_first(
+    run: Callable[[], None], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        run()

@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 
 from eval.lib.output.intervals import check_row, interval, interval_table
-from eval.lib.output.tables import Label, Record
+from eval.lib.output.tables import Record
 from jaxspec.errors import InputError
 
-LABELS = "views", "turn"
-
-
-def label(record: Record) -> Label:
-    return record["row"], str(record["turn"])
+LABELS = {"views": "row", "turn": "turn"}
 
 
 def records(row: str, dataset: str, taus: np.ndarray, steps: int = 10) -> list[Record]:
@@ -34,9 +30,7 @@ def test_the_interval_of_a_mean_is_that_of_theory() -> None:
         *records("M", "a", 3 + rng.standard_normal(400)),
         *records("M", "b", 4 + 2 * rng.standard_normal(400)),
     ]
-    ((*names, tau, cell),) = interval_table(
-        answers, label, LABELS, {"avg": ("a", "b"), "c": ("c",)}
-    ).cells
+    ((*names, tau, cell),) = interval_table(answers, LABELS, {"avg": ("a", "b"), "c": ("c",)}).cells
     low, high = bounds(cell)
     assert names == ["M", "1", "avg"]
     assert (low + high) / 2 == pytest.approx(float(tau), abs=0.02)
@@ -55,7 +49,7 @@ def test_a_difference_is_of_the_same_samples() -> None:
         *records("M", "a", spread[:40] + 0.1),
         *records("lost", "b", spread),
     ]
-    table = interval_table(rows, label, LABELS, {"avg": ("a",)}, against="T")
+    table = interval_table(rows, LABELS, {"avg": ("a",)}, against="T")
     assert table.header[-2:] == ["more than T", "95 % of that"]
     own, other = table.cells
     assert own[-2:] == ["-", "-"]

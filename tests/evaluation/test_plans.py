@@ -9,6 +9,7 @@ import pytest
 
 from configs.eval.mini import config
 from eval.plans import COLD, PLAIN, WARM, rows_of, tables
+from jaxspec.errors import InputError
 
 MS = {
     PLAIN: (100, 100),
@@ -54,3 +55,10 @@ def test_a_sampled_answer_is_compared_with_plain_decoding_of_as_many_tokens(
     rows = rows_of(records, {"dataset": "describe", "turn": 1}, settings)
     assert [row["speedup_measured"] for row in rows] == [1, 2]
     assert rows[1]["identical"] == (None if temperature else 0.0)
+
+
+def test_answers_without_a_loop_have_no_speed() -> None:
+    record = {"row": PLAIN, "sample": 0, "identical": True, "emitted": 0, "steps": 0}
+    records = [record | {"row": row, "decode_ms": 0.0, "call_ms": 9.0} for row in (PLAIN, WARM)]
+    with pytest.raises(InputError, match="set describe: each answer ends at its first token"):
+        rows_of(records, {"dataset": "describe", "turn": 1}, config)

@@ -246,3 +246,9 @@ def test_the_command_writes_table_counts_and_summary(folder: Path, tmp_path: Pat
     assert "history, gamma 5" not in texts  # the longer chain is drawn
     (record, *_) = map(json.loads, (tmp_path / "out/records.jsonl").read_text().splitlines())
     assert record["counts"]["MSD"] == [[9, 2]]
+
+
+def test_a_folder_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
+    for name, message in (("nowhere", "'nowhere': no such directory"), (tmp_path, "tokenizer")):
+        with pytest.raises(InputError, match=message):
+            read_conversations(tmp_path, str(name), folds=2, limit=1)

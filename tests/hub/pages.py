@@ -140,7 +140,7 @@ MEASURES = (
 )
 FUNCTIONS = (
     *("eval.latency", "eval.peers", "eval.accelerator", "eval.compiled", "eval.serving"),
-    *("eval.trainers", "eval.tables", "train.text", "train.tower", "train.eyes", "train.alike"),
+    *("eval.tables", "train.text", "train.tower", "train.eyes", "train.alike", "train.steps"),
 )
 PARSERS: dict[str, Callable[[list[str]], Any]] = {
     **{f"eval.{name}": _evaluation(f"eval.{name}") for name in MEASURES},
@@ -209,7 +209,7 @@ NOT_RUN = {
     r"jaxspec drafts": "is run by tests/hub/test_drafts.py",
     r"jaxspec plan": "is run by tests/decoding/test_plan.py and tests/training/test_plan.py",
     r"jaxspec serve|eval\.serving": "runs until it is stopped, or needs it to run; tests/serve runs both",
-    r"train\.(tower|text|eyes|alike)|mini|synthetic|visual|collaborative gsm8k|aasd$|jaxspec demo|smollm2": "is of models that "
+    r"train\.(tower|text|eyes|alike|steps)|mini|synthetic|visual|collaborative gsm8k|aasd$|jaxspec demo|smollm2": "is of models that "
     "are shipped, or made from scratch; tests/end_to_end runs these scripts",
 }
 """Commands that no twin is run with, and why; the first that is found in one counts."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from eval import serving
+from eval.lib.times.load import ask
 from jaxspec.errors import InputError
 from tests.serve.conftest import Served
 
@@ -27,3 +28,10 @@ def test_load_is_measured(served: Served, tmp_path: Path) -> None:
         assert 4 <= row["tokens"] <= 4 * 8
         assert 0 < row["first_ms_p50"] <= row["first_ms_p95"]
         assert row["tokens_per_second"] > row["requests_per_second"] > 0
+
+
+def test_a_refusal_is_one_line(served: Served) -> None:
+    with pytest.raises(InputError, match=r"url .*: gives no answer \(status 4\d\d: .*\); start"):
+        ask(served.url, {"messages": []})
+    with pytest.raises(InputError, match=r"url http://127\.0\.0\.1:9: gives no answer .*refused"):
+        ask("http://127.0.0.1:9", {})

@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eval.lib.times.trainers import Shapes, our_step, specjax_step
-from eval.trainers import compiled, timed
 from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
 from jaxspec.heads.making import new_head
 from tests.hub.pages import PARSERS
 from train.alike import HEADS, commands
+from train.steps import Shapes, compiled, our_step, specjax_step, timed
 
 pytestmark = pytest.mark.full
 

@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from jaxspec.data.conversations import own_samples
+from jaxspec.errors import InputError
 from train.prompts import Options, main
 
 
-def test_test_prompts_are_held_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder of sources, with one question each."""
     data = tmp_path / "data"
     for file, row in {
         "gsm8k/train.jsonl": {"question": "How many?", "answer": "2"},
@@ -30,6 +33,29 @@ def test_test_prompts_are_held_apart(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (data / file).parent.mkdir(parents=True, exist_ok=True)
         with (gzip.open if file.endswith("gz") else open)(data / file, "wt") as lines:
             lines.write(json.dumps(row) + "\n")
+    return data
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"test\.jsonl line 2: not JSON"),
+        (
+            '{"question": "How?"}',
+            r"test\.jsonl line 2: lacks a column \('answer'\); fetch the file",
+        ),
+    ],
+)
+def test_a_broken_source_is_one_line(line: str, message: str, data: Path) -> None:
+    with (data / "gsm8k" / "test.jsonl").open("a") as lines:
+        lines.write(f"{line}\n")
+    with pytest.raises(InputError, match=message):
+        main(Options(data))
+
+
+def test_test_prompts_are_held_apart(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         sys, "stdlib_module_names", ("abc", "copy", "csv", "fractions", "json", "shlex", "textwrap")
     )

@@ -172,4 +172,6 @@ class CollaborativeEvalConfig(Examples, Together, Placement):
         self.check_decoding()
         check_counts(held_out=self.held_out, timed=self.timed)
         for pairing in self.pairings:
-            pairing.points(self.sweep)
+            for *_, combination, gammas in pairing.points(self.sweep):
+                way = self.collaboration(pairing, "alternating", gammas, combination)
+                way.checked(len(pairing.models))  # here, and not after the methods' hours

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.lib.output.plotting import COLOURS, pyplot, save, stacked_axes
-from eval.lib.output.tables import Record
+from eval.lib.output.tables import Record, grouped
 
 SPEEDS = (
     ("speedup_call", "whole calls", "-"),
@@ -39,9 +39,9 @@ def quality_and_speed(sweep: Sequence[Record]) -> Any:
         quality.plot(*zip(*scores.items()), marker="o", color=COLOURS[0])
         quality.set_ylabel("quality, %" if judged else "nats a token of references")
         quality.set_title(f"{pairing}, {dataset}", loc="left", fontsize=10)
-        lines: dict[str, list[Record]] = {}
-        for row in rows:
-            lines.setdefault("" if dial == "gamma" else f"gammas {row['gammas']}, ", []).append(row)
+        lines = grouped(
+            rows, lambda row: "" if row["dial"] == "gamma" else f"gammas {row['gammas']}, "
+        )
         for (name, line), colour in zip(lines.items(), COLOURS):
             for field, label, style in SPEEDS:
                 values = [row["value"] for row in line], [row[field] for row in line]

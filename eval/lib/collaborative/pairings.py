@@ -18,18 +18,15 @@ from tqdm import tqdm
 
 from eval.lib.collaborative.config import CollaborativeEvalConfig, Pairing
 from eval.lib.collaborative.references import References, read_references
-from eval.lib.collaborative.theory import (
-    Calls,
-    alternating_calls,
-    corollary_3_4,
-    corollary_3_5,
-    one_proposer_calls,
-    parallel_speedup,
-    speedup,
-    theorem_3_1,
-    theorem_3_6,
+from eval.lib.collaborative.theory import formulas, law, parallel_speedup, speedup
+from eval.lib.drafts.comparison import (
+    Group,
+    Keep,
+    Kept,
+    error_line,
+    first_prompt,
+    requests_of,
 )
-from eval.lib.drafts.comparison import Group, Keep, Kept, error_line, first_prompt
 from eval.lib.drafts.loading import load_model
 from eval.lib.output.intervals import interval
 from eval.lib.output.report import progress
@@ -37,11 +34,11 @@ from eval.lib.output.tables import Record, has, mean
 from eval.lib.questions.prompts import prompt_records
 from eval.lib.times.passes import call_interval, interleaved, time_members
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.collaboration.combination import Weighted, parse_combination
+from jaxspec.decoding.collaboration.combination import parse_combination
 from jaxspec.engine.config import CollaborationConfig, Method
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.metrics import collaboration_metrics
-from jaxspec.engine.requests import Request, Result, encode, nth_seed
+from jaxspec.engine.requests import Request, Result, encode
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
 from jaxspec.prompts.encoder import PromptEncoder
@@ -99,8 +96,16 @@ def measure(
                         loaded[name] = load_model(
                             name, config.dtype, share_tower_with=shared, mesh=mesh
                         )
-                models = [loaded[name] for name in pairing.models]
-                group = _Measurement(config, pairing, models, dataset, judge, keep, bar).group()
+                # No name holds the list, which would keep it while the next pairing's models load.
+                group = _Measurement(
+                    config,
+                    pairing,
+                    [loaded[name] for name in pairing.models],
+                    dataset,
+                    judge,
+                    keep,
+                    bar,
+                ).group()
             except Exception as error:
                 part = {
                     "dataset": dataset,
@@ -235,8 +240,9 @@ class _Measurement:
         points = self.pairing.points(self.config.sweep)
         for text in dict.fromkeys(point.combination for point in points):
             here = {point.gammas: point for point in points if point.combination == text}
+            # Runs are kept by these names, and the methods' standard decoding has others.
             programs: dict[Any, Engine] = {
-                "standard": self.program("standard", (1,) * len(self.models), text)
+                f"{SWEEP}, standard": self.program("standard", (1,) * len(self.models), text)
             }
             programs |= {gammas: self.program("alternating", gammas, text) for gammas in here}
             combination = parse_combination(text, len(self.models))
@@ -291,7 +297,7 @@ class _Measurement:
         if alphas is None:
             stats = [answer.stats for every in answers.values() for answer in every]
             alphas = [alpha or 0.0 for alpha in collaboration_metrics(stats)["alpha"]]
-        laws = {name: _law(program, alphas) for name, program in programs.items()}
+        laws = {name: law(each.assembly.program, alphas) for name, each in programs.items()}
         widths = {1, *(width for _, each in laws.values() for width in each)}
         pass_ms = time_members(programs[judged[-1]], requests[0], widths)
         speeds = np.max([rates.loop, rates.call], axis=2).T
@@ -312,7 +318,7 @@ class _Measurement:
                 "speedup_call": float(speed[1] / speeds[0, 1]),
             }
             fields |= dict(zip(("speedup_call_low", "speedup_call_high"), spreads[name]))
-            fields |= _formulas(programs[name], alphas, pass_ms[1])
+            fields |= formulas(programs[name].assembly, alphas, pass_ms[1])
             rows[name] = self.place(name, programs[name]) | fields
             stats = [answer.stats for answer in answers[name]]
             low, high = interval(
@@ -323,15 +329,8 @@ class _Measurement:
 
     def requests(self, encoder: PromptEncoder, samples: Sequence[Sample]) -> list[Request]:
         """Return a request for each sample's first turn, each with a seed of its own."""
-        return [
-            Request(
-                first_prompt(encoder, sample, self.chat_form),
-                self.config.max_new_tokens,
-                self.pairing.temperature,
-                seed=nth_seed(self.config.seed, i),
-            )
-            for i, sample in enumerate(samples)
-        ]
+        prompts = [first_prompt(encoder, sample, self.chat_form) for sample in samples]
+        return requests_of(self.config, prompts, self.pairing.temperature)
 
     def place(self, row: str, engine: Engine) -> Record:
         """Return the fields of a record that describe the run."""
@@ -354,46 +353,3 @@ class _Measurement:
             "batch": 1,
             "seed": self.config.seed,
         }
-
-
-def _law(engine: Engine, alphas: Sequence[float]) -> tuple[Calls, list[int]]:
-    """Return the calls of the engine's method at these mean acceptance rates.
-
-    The list has the tokens that each model reads in a scoring pass.
-    """
-    config, models = engine.config, len(alphas)
-    assert isinstance(config, CollaborationConfig)
-    _, gammas = config.checked(models)
-    first = config.default_proposer
-    assert first != "auto"
-    if config.method == "standard":
-        return Calls(np.ones(models), np.zeros(models)), [1] * models
-    if config.method == "alternating":
-        widths = [sum(gammas) - gamma + 1 for gamma in gammas]
-        return alternating_calls(alphas, gammas, first), widths
-    bonus = config.method == "speculative"
-    calls = one_proposer_calls(alphas[first], gammas[first], models, first, bonus)
-    return calls, [gammas[first] + bonus] * models
-
-
-def _formulas(engine: Engine, alphas: Sequence[float], costs: Sequence[float]) -> Record:
-    """Return the speed-ups that the paper's formulas give two models; None where it has none."""
-    config, combination = engine.config, engine.assembly.params["combination"]
-    assert isinstance(config, CollaborationConfig)
-    names = "speedup_theorem", "speedup_corollary_3_4", "speedup_corollary_3_5"
-    formulas: Record = dict.fromkeys(names)
-    if len(costs) != 2:
-        return formulas
-    _, gammas = config.checked(2)
-    q = config.default_proposer
-    assert q != "auto"
-    c = costs[q] / costs[1 - q]
-    if config.method == "naive":
-        formulas["speedup_theorem"] = theorem_3_1(alphas[q], gammas[q], c)
-    if config.method == "alternating":
-        formulas["speedup_theorem"] = theorem_3_6(alphas[q], gammas[q], gammas[1 - q], c)
-    if isinstance(combination, Weighted):
-        weight = float(combination.weights[q])
-        formulas["speedup_corollary_3_4"] = corollary_3_4(weight, c)
-        formulas["speedup_corollary_3_5"] = corollary_3_5(weight, c)
-    return formulas

@@ -17,6 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eval.lib.output.tables import Record
+from jaxspec.decoding.collaboration.alternating import Alternating
+from jaxspec.decoding.collaboration.combination import Weighted
+from jaxspec.decoding.collaboration.one_proposer import OneProposer
+from jaxspec.decoding.program import Program
+from jaxspec.engine.assembly import Assembly
+
 
 def acceptance(d: np.ndarray, r: np.ndarray) -> np.ndarray:
     """Return alpha = sum_x min(d(x), r(x)) = 1 - TV(d, r) over the last axis (Eq. 7)."""
@@ -94,6 +101,21 @@ def speedup(calls: Calls, costs: Sequence[float], scoring: Sequence[float] | Non
     return float(sum(costs) / spent)
 
 
+def law(program: Program, alphas: Sequence[float]) -> tuple[Calls, list[int]]:
+    """Return the calls of a program at these mean acceptance rates.
+
+    The list has the tokens that each model reads in a scoring pass.
+    """
+    models = len(alphas)
+    if isinstance(program, Alternating):
+        widths = [sum(program.gammas) - gamma + 1 for gamma in program.gammas]
+        return alternating_calls(alphas, program.gammas, program.first), widths
+    assert isinstance(program, OneProposer)
+    gamma, first = program.gamma, program.proposer
+    bonus = program.bonus or not gamma  # standard decoding has no proposals, and one token a run
+    return one_proposer_calls(alphas[first], gamma, models, first, bonus), [gamma + bonus] * models
+
+
 LONGEST = 64
 """Longest draft length that the corollaries consider."""
 
@@ -132,3 +154,25 @@ def parallel_speedup(costs: Sequence[float]) -> float:
     other models would need programs of their own, and every token a round trip to the host.
     """
     return sum(costs) / max(costs)
+
+
+def formulas(assembly: Assembly, alphas: Sequence[float], costs: Sequence[float]) -> Record:
+    """Return the speed-ups that the paper's formulas give two models; None where it has none."""
+    program, combination = assembly.program, assembly.params["combination"]
+    assert isinstance(program, Alternating | OneProposer)
+    names = "speedup_theorem", "speedup_corollary_3_4", "speedup_corollary_3_5"
+    speedups: Record = dict.fromkeys(names)
+    if len(costs) != 2:
+        return speedups
+    q = program.first if isinstance(program, Alternating) else program.proposer
+    c = costs[q] / costs[1 - q]
+    if isinstance(program, Alternating):
+        gammas = program.gammas
+        speedups["speedup_theorem"] = theorem_3_6(alphas[q], gammas[q], gammas[1 - q], c)
+    elif program.gamma and not program.bonus:
+        speedups["speedup_theorem"] = theorem_3_1(alphas[q], program.gamma, c)
+    if isinstance(combination, Weighted):
+        weight = float(combination.weights[q])
+        speedups["speedup_corollary_3_4"] = corollary_3_4(weight, c)
+        speedups["speedup_corollary_3_5"] = corollary_3_5(weight, c)
+    return speedups

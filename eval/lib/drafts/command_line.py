@@ -119,7 +119,8 @@ def parse_command(
         texts = preset_texts("eval")
         presets = listing({name: texts[name] for name in _presets(kind)})
     names = {word.partition("=")[0].replace("_", "-") for word in options_text}
-    for name in getattr(options, "unread", ()):
+    unread = getattr(options, "unread", ())
+    for name in unread:
         option = name.replace("_", "-")
         if names & {f"--{option}", f"--no-{option}"}:
             raise InputError(f"{name}: {script_name()} does not read it; leave out --{option}")
@@ -132,6 +133,7 @@ def parse_command(
             **{name: group(**_fields_of(group, initial)) for name, group in groups.items()}
         ),
         config=(tyro.conf.OmitArgPrefixes,),
+        hidden=unread,
     )
     values = {
         name: value for group in groups for name, value in vars(getattr(filled, group)).items()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from eval.lib.drafts.config import EvalConfig
+from eval.lib.drafts.config import Decoding, EvalConfig
 from eval.lib.output.intervals import interval
 from eval.lib.output.report import progress
 from eval.lib.output.tables import Record, has
@@ -88,7 +88,7 @@ def _group(
 ) -> Group:
     """Run all engines by turns; time the `passes` of each engine once."""
     group = Group([], [], [])
-    requests = requests_of(config, prompts)
+    requests = requests_of(config, prompts, config.temperature)
     key = where | {"gamma": config.gamma}
     kept = Kept(plain, keep, key)
     guarded = [_Guarded(Kept(each, keep, key | {"row": name})) for name, each in engines.items()]
@@ -222,10 +222,10 @@ def prompts_of(config: EvalConfig, plain: Engine, part: Record) -> list[Prompt]:
     ]
 
 
-def requests_of(config: EvalConfig, prompts: Sequence[Prompt]) -> list[Request]:
-    """Return requests at the config's temperature, each with a seed of its own."""
+def requests_of(config: Decoding, prompts: Sequence[Prompt], temperature: float) -> list[Request]:
+    """Return requests at a temperature, each with a seed of its own."""
     return [
-        Request(prompt, config.max_new_tokens, config.temperature, seed=nth_seed(config.seed, i))
+        Request(prompt, config.max_new_tokens, temperature, seed=nth_seed(config.seed, i))
         for i, prompt in enumerate(prompts)
     ]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from zlib import crc32
 
 import numpy as np
 
-from eval.lib.output.tables import Label, Record, Table, number
+from eval.lib.output.tables import Record, Table, grouped, number
 from jaxspec.errors import InputError, nearest
 
 RESAMPLES = 2000
@@ -23,7 +23,7 @@ def interval(sums: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> tup
 
 def set_interval(line: Sequence[Record], name: str) -> tuple[float, float]:
     """Return the bootstrap 95 % interval of a line's tokens per pass on one set."""
-    means = _draw(line, [name], PASSES, 0)
+    means = _draw(line, [name], PASSES)
     assert means is not None, f"no records of {name}"
     return _bounds(means)
 
@@ -49,38 +49,33 @@ def check_row(against: str, names: Sequence[str]) -> None:
 
 def interval_table(
     records: Sequence[Record],
-    label: Callable[[Record], Label],
-    labels: Sequence[str],
+    labels: Mapping[str, str],
     groups: Mapping[str, Sequence[str]],
     against: str = "",
     fields: tuple[str, str] = PASSES,
-    seed: int = 0,
 ) -> Table:
     """Return each line's mean over the sets of each group, with its bootstrap 95 % interval.
 
     Args:
       records: One for each answer.
-      label: The line of a record; its first part is the row.
-      labels: Names of the label's parts.
+      labels: First columns by name, each a field that a line's records share; the first is the row.
       groups: Sets by the name of their mean; a line without one of the sets has none.
       against: A row; the other lines also show how much more they have on the same samples.
       fields: The ratio that a record has, and its denominator.
     """
-    lines: dict[Label, list[Record]] = {}
-    for record in records:
-        lines.setdefault(label(record), []).append(record)
+    lines = grouped(records, lambda record: tuple(str(record[name]) for name in labels.values()))
     header = [*labels, "over", fields[0].replace("_", " "), "95 %"]
     header += [f"more than {against}", "95 % of that"] if against else []
     cells = []
     for group, sets in groups.items():
-        means_of = {name: _draw(line, sets, fields, seed) for name, line in lines.items()}
+        means_of = {name: _draw(line, sets, fields) for name, line in lines.items()}
         for name, means in means_of.items():
             if means is None:
                 continue
             line = [*name, group, *_cells(means)]
             if against:
                 base = lines.get((against, *name[1:]), []) if name[0] != against else []
-                line += _difference(lines[name], base, sets, fields, seed)
+                line += _difference(lines[name], base, sets, fields)
             cells.append(line)
     note = (
         f"95 %: bootstrap over the samples of each set, {RESAMPLES} times; differences are of the "
@@ -90,16 +85,12 @@ def interval_table(
 
 
 def _difference(
-    line: Sequence[Record],
-    base: Sequence[Record],
-    sets: Sequence[str],
-    fields: tuple[str, str],
-    seed: int,
+    line: Sequence[Record], base: Sequence[Record], sets: Sequence[str], fields: tuple[str, str]
 ) -> list[str]:
     """Return how much more a line has than another on the samples of both, and its interval."""
     common = set(map(_answer, line)) & set(map(_answer, base))
     mine, other = (
-        _draw([record for record in each if _answer(record) in common], sets, fields, seed)
+        _draw([record for record in each if _answer(record) in common], sets, fields)
         for each in (line, base)
     )
     return ["-", "-"] if mine is None or other is None else _cells(mine - other)
@@ -111,7 +102,7 @@ def _answer(record: Record) -> tuple[str, str | None, str]:
 
 
 def _draw(
-    line: Sequence[Record], sets: Sequence[str], fields: tuple[str, str], seed: int
+    line: Sequence[Record], sets: Sequence[str], fields: tuple[str, str]
 ) -> np.ndarray | None:
     """Return the mean over sets of the answers themselves, then of each resampling of them.
 
@@ -130,7 +121,7 @@ def _draw(
             return None
         each = []
         for sums in map(np.asarray, parts.values()):
-            rng = np.random.default_rng([seed, crc32(name.encode())])
+            rng = np.random.default_rng([0, crc32(name.encode())])
             each.append(_ratios(sums, RESAMPLES, rng))
         means.append(np.mean(each, axis=0))
     return np.mean(means, axis=0)

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple, TypeVar
 from rich.console import Console
 from rich.table import Table as Lines
 
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, reading
 from jaxspec.files import write_text
 
 Record = dict[str, Any]
 Label = tuple[str, ...]
 Line = TypeVar("Line")
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 
 class Table(NamedTuple):
@@ -60,6 +62,14 @@ def without_failed(rows: Sequence[Record], failed: Sequence[Record], *fields: st
     """Return the rows that do not share these fields, such as "dataset", "row", with a failure."""
     lost = {tuple(record[field] for field in fields) for record in failed}
     return [row for row in rows if tuple(row[field] for field in fields) not in lost]
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by key; keys, and the items of each, keep their order."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def has(rows: Sequence[Record], **fields: Any) -> bool:
@@ -133,9 +143,9 @@ def failures(failed: Sequence[Record]) -> list[str]:
 def put_between(page: Path, name: str, content: str) -> None:
     """Replace the text between a page's markers of this name; InputError without markers."""
     between = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    text, count = between.subn(
-        lambda match: f"{match[1]}\n{content}\n\n{match[2]}", page.read_text(encoding="utf-8")
-    )
+    with reading(f"page {page}: cannot be read", "give one with the markers"):
+        before = page.read_text(encoding="utf-8")
+    text, count = between.subn(lambda match: f"{match[1]}\n{content}\n\n{match[2]}", before)
     if count != 1:
         raise InputError(
             f"{page}: {count} pairs of markers <!-- {name}: --> ... <!-- /{name} -->; put in one"

@@ -11,7 +11,19 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from tempfile import TemporaryDirectory
+
+
+@dataclass(frozen=True)
+class RunsCode:
+    """The option of a script that runs programs."""
+
+    run_code: bool = False
+    """Run the models' HumanEval programs against the tests. Nobody has read this code: it gets 5
+    seconds, a gigabyte and, on Linux where possible, no network, but otherwise your rights. Run it
+    in a container."""
+
 
 SECONDS = 5.0
 MEGABYTES = 1024

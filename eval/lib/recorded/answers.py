@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from eval.lib.questions.sets import read_prompts
 from eval.lib.recorded.ngrams import IMAGE
 from eval.lib.standins.replay import answers_of
+from jaxspec.checkpoints.locating import SMALL, locate
+from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.data.rows import local_rows
 from jaxspec.errors import InputError
 
@@ -58,7 +58,7 @@ def read_conversations(
     Folds take a topic's prompts in turn. A prompt that shares its image with an earlier one joins
     that one's fold, so that no draft learns from an answer about a test image.
     """
-    tokens = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
+    tokens = load_tokenizer(locate(tokenizer, files=SMALL))
     answers = dict(answers_of(row) for row in local_rows(folder / ANSWERS))
     conversations = []
     fold_of: dict[str, int] = {}

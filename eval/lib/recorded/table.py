@@ -96,17 +96,14 @@ def rows_of(
                 [[sum(new - 1 for new, _ in turns), sum(n for _, n in turns)] for turns in here]
             )
             low, high = interval(sums, config.resamples, config.seed)
+            tokens, passes = sums.sum(0).tolist()
             rows.append(
                 {"method": method.name, "drafts": method.drafts, "topic": topic}
-                | {"turns": sum(map(len, here)), "tokens": int(sums[:, 0].sum())}
-                | {"passes": int(sums[:, 1].sum()), "tokens_per_pass": _ratio(sums.sum(0))}
+                | {"turns": sum(map(len, here)), "tokens": tokens, "passes": passes}
+                | {"tokens_per_pass": tokens / max(passes, 1)}
                 | {"low": low, "high": high, "token_identity_rate": method.identical}
             )
     return rows
-
-
-def _ratio(sums: np.ndarray) -> np.ndarray:
-    return sums[0] / np.maximum(sums[1], 1)
 
 
 def records_of(conversations: Sequence[Conversation], methods: Sequence[Tally]) -> Iterator[Record]:

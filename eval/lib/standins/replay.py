@@ -21,7 +21,7 @@ from jaxspec.cache import KVCache, TreeMask
 from jaxspec.config import LlavaConfig, text_config, with_text
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.data.samples import text_of
-from jaxspec.decoding.settings import Processing
+from jaxspec.decoding.settings import LARGEST, Processing, count_within
 from jaxspec.engine.batches.batcher import Batcher
 from jaxspec.engine.compile_cache import Held
 from jaxspec.engine.config import EngineConfig
@@ -275,8 +275,7 @@ def answers_of(row: DataRow) -> tuple[str, list[tuple[str, list[int] | None, int
         ) from error
 
 
-def _counts(value: Any) -> bool:
-    return type(value) is int and value > 0  # not a bool
+_counts = count_within(1, LARGEST)
 
 
 def _tokens(row: DataRow, text: Any, ids: Any, count: Any, draft: LoadedModel) -> tuple[int, ...]:

@@ -41,6 +41,10 @@ _KERNELS += COLLECTIVES
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](\{[^}]*\})?")
 
 
+Taken = tuple[dict[int, int | None], dict[int, int]]
+"""Bytes that a fusion reads of its operands, and updates of them, by place; None is all of one."""
+
+
 @dataclass
 class Cost:
     """The cost of one run of a computation, by stage; `other` is the cost outside all stages."""
@@ -67,6 +71,8 @@ class ProgramText:
     """The text of an optimised program."""
 
     text: str
+    _known: dict[str, Cost] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _fused: dict[str, Taken] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @cached_property
     def computations(self) -> dict[str, list[str]]:
@@ -106,10 +112,6 @@ class ProgramText:
         if name not in self._known:
             self._known[name] = self._sum(self.computations[name])
         return self._known[name]
-
-    @cached_property
-    def _known(self) -> dict[str, Cost]:
-        return {}
 
     def _sum(self, lines: list[str]) -> Cost:
         """Add up the costs of a computation's operations, and of those that they call."""
@@ -182,24 +184,14 @@ class ProgramText:
             written += sum(updated - sizes[i] for i, updated in updates.items() if sizes[i])
         return sum(inputs) + max(written, 0)
 
-    def _taken(self, name: str) -> tuple[dict[int, int | None], dict[int, int]]:
-        """Return what a fused computation takes of its operands, and updates in place, in bytes.
-
-        Both are by the operand's index; None takes all of it.
-        """
+    def _taken(self, name: str) -> Taken:
+        """Return what a fused computation takes of its operands, and updates in place."""
         if name not in self._fused:
             self._fused[name] = self._parts(self.computations.get(name, []))
         return self._fused[name]
 
-    @cached_property
-    def _fused(self) -> dict[str, tuple[dict[int, int | None], dict[int, int]]]:
-        return {}
-
-    def _parts(self, lines: list[str]) -> tuple[dict[int, int | None], dict[int, int]]:
-        """Return the bytes that a fusion reads and updates of its operands, by place.
-
-        None means the whole operand.
-        """
+    def _parts(self, lines: list[str]) -> Taken:
+        """Return what the operations of a fusion take and update."""
         types = _types(lines)
         places: dict[str, int] = {}
         """Place of the operand that a name is, if only in another shape."""

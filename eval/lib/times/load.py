@@ -6,10 +6,13 @@ import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPSConnection
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+from jaxspec.errors import reading
 
 
 class Timing(NamedTuple):
@@ -23,16 +26,21 @@ class Timing(NamedTuple):
 
 
 def ask(url: str, body: dict[str, Any]) -> Timing:
-    """Stream an answer; raise OSError for a refusal."""
-    connection = HTTPConnection(urlsplit(url).netloc, timeout=600)
+    """Stream an answer; raise InputError for a refusal."""
+    place = urlsplit(url)
+    kind = HTTPSConnection if place.scheme == "https" else HTTPConnection
     streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
+    headers = {"Content-Type": "application/json"}
     start, first, tokens = time.perf_counter(), 0.0, 0
-    try:
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", json.dumps(streamed), headers)
+    with (
+        reading(f"url {url}: gives no answer", "start the server, or ask for what it has"),
+        closing(kind(place.netloc, timeout=600)) as connection,
+    ):
+        path = f"{place.path.rstrip('/')}/v1/chat/completions"
+        connection.request("POST", path, json.dumps(streamed), headers)
         answer = connection.getresponse()
         if answer.status != 200:
-            raise OSError(f"{url}: status {answer.status}: {answer.read()[:200]!r}")
+            raise OSError(f"status {answer.status}: {answer.read()[:200]!r}")
         for line in answer:
             if not line.startswith(b"data: {"):
                 continue
@@ -40,8 +48,6 @@ def ask(url: str, body: dict[str, Any]) -> Timing:
             if any(choice["delta"].get("content") for choice in part["choices"]):
                 first = first or time.perf_counter() - start
             tokens = (part.get("usage") or {}).get("completion_tokens", tokens)
-    finally:
-        connection.close()
     whole = time.perf_counter() - start
     return Timing(first or whole, whole, tokens)
 
