@@ -99,7 +99,9 @@ def test_no_run_of_a_sweep_is_kept_as_one_of_a_method(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(pairings._Measurement, "program", program)
     monkeypatch.setattr(pairings, "interleaved", interleaved)
-    part: Any = pairings._Measurement(config, pairing, pairing.models, "gsm8k", *[None] * 3)  # type: ignore
+    unused: Any = None
+    fields = config, pairing, pairing.models, "gsm8k", unused, unused, unused
+    part: Any = pairings._Measurement(*fields)  # type: ignore[arg-type]
     references: Any = SimpleNamespace(alphas=lambda *_: [0.5, 0.5])
     programs = {name: part.program(*way) for name, way in methods_of(pairing).items()}
     with pytest.raises(StopIteration):
