@@ -177,6 +177,19 @@ def draft(target: LoadedModel) -> LoadedModel:
 
 
 @pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Call `jaxspec WORD ...`; return what it prints."""
+    from jaxspec.cli import main
+
+    def call(*words: object) -> str:
+        capsys.readouterr()
+        main([*map(str, words)])
+        return capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture
 def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Call `jaxspec WORD ...`, which must be refused; return the one line that it says."""
     from jaxspec.cli import main

@@ -25,10 +25,12 @@ from jaxspec_demo import models as shipped_models
 from jaxspec_demo.race import draw
 from tests import tiny
 from tests.tiny import families
+from tests.tiny.files import read_json
 
 NEW = 12
 Refusal = Callable[..., str]
-ASKED = ["--target", "{}/target", "--prompt", "Hi"]
+ASKED = "generate --target {}/target --prompt Hi"
+WEB = "https://a.org/b"
 
 
 @pytest.fixture(scope="module")
@@ -52,25 +54,20 @@ def world(pair: tuple[Path, Path]) -> Path:
     return path
 
 
-def run(
-    capsys: pytest.CaptureFixture[str],
-    world: Path,
-    *args: str | Path,
-    draft: str | None = "draft",
-    views: str | None = "M,T",
-) -> dict[str, Any]:
-    """The JSON that the command prints; its models are those of `world`."""
-    models = ["--target", world / "target", *(["--draft", world / draft] if draft else [])]
-    shown = ["--views", views] if views and draft else []
-    main(
-        [
-            "generate",
-            *map(
-                str, [*models, *shown, "--prompt", "Hi", "--max-new-tokens", NEW, "--json", *args]
-            ),
-        ]
-    )
-    return json.loads(capsys.readouterr().out)
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(world: Path, said: Callable[..., str]) -> Run:
+    """Return what gives the JSON that `generate` prints; its models are those of `world`."""
+
+    def call(*args: object, draft: str | None = "draft", views: str | None = "M,T") -> Any:
+        models = ["--target", world / "target", *(["--draft", world / draft] if draft else [])]
+        shown = ["--views", views] if views and draft else []
+        asked = ["--prompt", "Hi", "--max-new-tokens", NEW, "--json"]
+        return json.loads(said("generate", *models, *shown, *asked, *args))
+
+    return call
 
 
 def pictures(world: Path, *names: str) -> list[str]:
@@ -85,56 +82,49 @@ def pictures(world: Path, *names: str) -> list[str]:
     [(), ("rgb", "gray", "rgba", "palette", "wide", "tall", "dot")],
     ids=["no image", "images of all kinds"],
 )
-def test_the_draft_changes_nothing(
-    names: tuple[str, ...], world: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_draft_changes_nothing(names: tuple[str, ...], world: Path, run: Run) -> None:
     args = pictures(world, *names)
-    spoken, plain = run(capsys, world, *args), run(capsys, world, *args, draft=None)
+    spoken, plain = run(*args), run(*args, draft=None)
     assert spoken["tokens"] == plain["tokens"]
     assert spoken["text"] == plain["text"]
     assert len(plain["tokens"]) == NEW
 
 
-def test_a_head_drafts_alone_or_with_a_model(
-    world: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_head_drafts_alone_or_with_a_model(world: Path, run: Run) -> None:
     pages = pictures(world, "rgb", "gray")
-    plain = run(capsys, world, *pages, draft=None)["tokens"]
+    plain = run(*pages, draft=None)["tokens"]
     for draft, args, views in [
         (None, [], ["head", "lookup"]),
         ("draft", ["--views", " t, LOOKUP"], ["T", "head", "lookup"]),
     ]:
-        answer = run(
-            capsys, world, *pages, "--draft", world / "head", *args, draft=draft, views=None
-        )
+        answer = run(*pages, "--draft", world / "head", *args, draft=draft, views=None)
         assert answer["tokens"] == plain
         assert answer["stats"]["views"] == views
 
 
 def test_messages_are_a_prompt_in_another_form(
-    world: Path, capsys: pytest.CaptureFixture[str]
+    world: Path, run: Run, said: Callable[..., str]
 ) -> None:
     """The same tokens, with images of a file's folder and of --image, and a system prompt."""
     text = {"type": "text", "text": "Hi"}
     page, next_page = {"type": "image", "path": "rgb.png"}, {"type": "image"}
     system = {"role": "system", "content": "Be kind."}
     file = world / "messages.json"
-    args = ["generate", "--target", str(world / "target"), "--max-new-tokens", str(NEW), "--json"]
+    args = ["generate", "--target", world / "target", "--max-new-tokens", NEW, "--json"]
     both = pictures(world, "rgb", "gray")
     for messages, images, options in [
         ([{"role": "user", "content": [page, next_page, text]}], both[2:], []),
         ([system, {"role": "user", "content": "Hi"}], both, ["--system", "Be kind."]),
     ]:
         file.write_text(json.dumps({"model": "any", "messages": messages}))
-        main([*args, "--messages", str(file), *images])
-        answer = json.loads(capsys.readouterr().out)["tokens"]
-        assert answer == run(capsys, world, *both, *options, draft=None)["tokens"]
+        answer = json.loads(said(*args, "--messages", file, *images))["tokens"]
+        assert answer == run(*both, *options, draft=None)["tokens"]
 
 
-def test_json_has_the_names_of_the_records(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spoken = run(capsys, world, "--weights", "1,3")
+def test_json_has_the_names_of_the_records(run: Run) -> None:
+    spoken = run("--weights", "1,3")
     assert spoken.keys() == {"text", "reasoning", "tokens", "finish_reason", "stop_string", "stats"}
-    stats, plain = spoken["stats"], run(capsys, world, draft=None)["stats"]
+    stats, plain = spoken["stats"], run(draft=None)["stats"]
     assert stats.keys() == plain.keys()
     assert (stats["drafter"], stats["views"], stats["weighting"], stats["gamma"]) == (
         "chain",
@@ -149,43 +139,29 @@ def test_json_has_the_names_of_the_records(world: Path, capsys: pytest.CaptureFi
     assert (plain["tokens_per_pass"], plain["num_spec_steps"]) == (1.0, NEW - 1)
 
 
-def test_standard_output_is_the_text_alone(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ["--target", str(world / "target"), "--max-new-tokens", str(NEW), "--prompt", "Hi"]
-    main(["generate", *args])
+def test_standard_output_is_the_text_alone(
+    world: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(f"generate --target {world}/target --max-new-tokens {NEW} --prompt Hi".split())
     out, err = capsys.readouterr()
-    assert out.rstrip("\n") == run(capsys, world, draft=None)["text"]
-    assert [line.split()[0] for line in err.splitlines()] == [
-        "target:",
-        "memory",
-        "compiling",
-        "done:",
-    ]
+    assert out.rstrip("\n") == run(draft=None)["text"]
+    begins = [line.split()[0] for line in err.splitlines()]
+    assert begins == ["target:", "memory", "compiling", "done:"]
 
 
 def test_a_terminal_is_shown_the_answer_while_it_is_written(
-    world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    world: Path, said: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
-    args = [
-        "generate",
-        "--target",
-        str(world / "target"),
-        "--max-new-tokens",
-        str(NEW),
-        "--prompt",
-        "Hi",
-    ]
-    main(args)
-    whole = capsys.readouterr().out
+    args = f"generate --target {world}/target --max-new-tokens {NEW} --prompt Hi".split()
+    whole = said(*args)
     write = sys.stdout.write
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(sys.stdout, "write", lambda text: written.append(text) or write(text))
-    main(args)
-    assert capsys.readouterr().out == whole
+    assert said(*args) == whole
     assert len(list(filter(None, written))) > 2
     written.clear()
-    main([*args, "--no-stream"])
-    assert capsys.readouterr().out == whole
+    assert said(*args, "--no-stream") == whole
     assert list(filter(None, written)) == [whole[:-1], "\n"]
 
 
@@ -203,7 +179,7 @@ def test_a_line_of_progress_is_cleared_before_a_line_that_stays(
 
 @pytest.mark.parametrize(("model", "drafter"), [("eyes", "kv_head"), ("mini", "draft")])
 def test_the_demo_tells_what_drafting_was_worth(
-    model: str, drafter: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    model: str, drafter: str, world: Path, tmp_path: Path, said: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """With tiny models in the place of the shipped ones, and with or without SmolLM2's wheel."""
@@ -215,8 +191,7 @@ def test_the_demo_tells_what_drafting_was_worth(
     monkeypatch.setattr(demo, "smollm2_file", lambda: tmp_path if model == "eyes" else None)
     monkeypatch.setattr(shipped_models, "find_spec", lambda name: None)
     monkeypatch.setitem(demo.CONTESTS, model, contest)
-    main(["demo", "--drafter", drafter, "--image", str(world / "rgb.png"), "--prompt", "Hi"])
-    out = capsys.readouterr().out
+    out = said("demo", "--drafter", drafter, "--image", world / "rgb.png", "--prompt", "Hi")
     assert ("A larger toy: pip install -e '.[gguf]' && pip install" in out) == (model == "mini")
     assert "the target checks every guess" in out
     counts = re.search(r"(\d+) of the answer's (\d+) tokens were written by the draft", out)
@@ -226,7 +201,11 @@ def test_the_demo_tells_what_drafting_was_worth(
 
 
 def test_the_race_tells_the_median_of_its_prompts(
-    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    world: Path,
+    tmp_path: Path,
+    said: Callable[..., str],
+    refusal: Refusal,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "smollm2").mkdir()
     (tmp_path / "smollm2" / "kv_head").symlink_to(world / "head")
@@ -234,11 +213,10 @@ def test_the_race_tells_the_median_of_its_prompts(
     contest = demo.Contest("smollm2", str(world / "target"), 2, ("Hi", "Ho", "Ha"), 1, page=False)
     monkeypatch.setitem(demo.CONTESTS, "smollm2", contest)
     race, picture = tmp_path / "race.json", tmp_path / "race.svg"
-    main(["demo", "--model", "smollm2", "--out", str(race), "--svg", str(picture)])
-    told = capsys.readouterr().out
+    told = said("demo", "--model", "smollm2", "--out", race, "--svg", picture)
     assert re.findall(r"^question  (.*)$", told, re.M) == ["Hi", "Ho", "Ha"]
     assert told.count("identical") == 3
-    written = json.loads(race.read_text())
+    written = read_json(race)
     each = sorted(row["speedup"] for row in written["rows"])
     assert f"{each[1]:.2f} times as fast as plain decoding, in the median." in told
     assert all(row["identical"] and row["passes"][0] >= row["passes"][1] for row in written["rows"])
@@ -246,97 +224,49 @@ def test_the_race_tells_the_median_of_its_prompts(
     assert told.endswith(f"wrote {race}\nwrote {picture}\n")
     (tmp_path / "mine.json").write_text("{}")
     for option, mine in (("--out", tmp_path / "mine.json"), ("--out", tmp_path), ("--svg", race)):
-        with pytest.raises(SystemExit):
-            main(["demo", "--model", "smollm2", option, str(mine)])
-        assert "is no demo's file" in capsys.readouterr().err
+        assert "is no demo's file" in refusal("demo", "--model", "smollm2", option, mine)
 
 
 @pytest.mark.parametrize(
-    ("command", "args", "words"),
+    ("command", "words"),
     [
-        (
-            "demo",
-            ["--model", "smollm2", "--drafter", "draft"],
-            "--drafter: smollm2 has no shipped draft",
-        ),
-        (
-            "demo",
-            ["--model", "smollm2", "--image", "{}/rgb.png"],
-            "--image: smollm2 is a text model",
-        ),
-        ("collaborate", ["--models", "{}/target", "--prompt", "Hi"], "1 model; give at least 2"),
-        ("plan", ["{}/target", "--images", "-1"], "--images: -1; give 0 to 1048576"),
-        ("plan", ["{}/target", "--chips"], "--chips: give one or more of v3"),
-        ("plan", ["--chips", "h100"], "TARGET: missing; 'h100' is a chip"),
-        ("plan", ["{}/head"], "a head, not a model; give it as a draft"),
-        (
-            "genrate",
-            ["--target", "{}/target"],
-            "command 'genrate': unknown; did you mean 'generate'?",
-        ),
-        ("x", [], "unknown; use one of demo, generate, collaborate"),
-        ("serv", ["--help"], "command 'serv': unknown; did you mean 'serve'?"),
-        ("help", ["colaborate"], "command 'colaborate': unknown; did you mean 'collaborate'?"),
-        ("--gamma", [], "command '--gamma': unknown; use one of demo"),
-        ("generate", [], "--target: missing; see jaxspec generate --help"),
-        (
-            "generate",
-            ["--target", "x", "--prmpt", "Hi"],
-            "--prmpt: no such option; did you mean '--prompt'?",
-        ),
-        ("generate", [*ASKED, "--zzz=1"], "--zzz: no such option; see jaxspec generate --help"),
-        (
-            "generate",
-            [*ASKED, "--image", "b", "b"],
-            "--image: takes one value, and 'b', 'b' are two; quote",
-        ),
-        (
-            "generate",
-            [*ASKED, "you", "all?"],
-            "--prompt: takes one value, and 'Hi', 'you' are two; quote",
-        ),
-        ("generate", [*ASKED, "--json", "yes"], "--json: takes no value; leave out 'yes'"),
-        ("generate", [*ASKED, "--json=yes"], "--json: takes no value; leave out 'yes'"),
-        ("generate", [*ASKED, "--draft"], "--draft: the value is missing; give one"),
-        ("generate", [*ASKED, "--gamma", "2.5"], "--gamma: '2.5'; give auto or a whole number"),
-        ("generate", [*ASKED, "--width", "x"], "--width: 'x'; give a whole number"),
-        ("generate", [*ASKED, "--top-p", "x"], "--top-p: 'x'; give a number"),
-        (
-            "generate",
-            [*ASKED, "--gamma"],
-            "--gamma: the value is missing; give auto or a whole number",
-        ),
-        ("generate", [*ASKED, "--dtype", "f32"], "--dtype: 'f32'; did you mean 'float32'?"),
-        (
-            "generate",
-            [*ASKED, "--image", "https://a.org/b.png"],
-            "--image: 'https://a.org/b.png': a web address",
-        ),
-        (
-            "demo",
-            ["--image", "https://a.org/b.png"],
-            "--image: 'https://a.org/b.png': a web address",
-        ),
-        (
-            "generate",
-            [*ASKED, "--adapter", "https://a.org/b"],
-            "'https://a.org/b': a web address; fetch it",
-        ),
-        ("inspect", [], "path: missing; see jaxspec inspect --help"),
-        ("inspect", ["{}/targe"], "no such directory; did you mean '{}/target'?"),
-        ("inspect", ["smolm2-135m"], "no such directory; did you mean 'smollm2-135m'?"),
-        (
-            "inspect",
-            ["https://huggingface.co/llava-hf/llava/tree/main"],
-            "did you mean 'llava-hf/llava'?",
-        ),
-        ("export", ["a", "b", "c"], "'c': nothing takes it; see jaxspec export --help"),
+        ("demo --model smollm2 --drafter draft", "--drafter: smollm2 has no shipped draft"),
+        ("demo --model smollm2 --image {}/rgb.png", "--image: smollm2 is a text model"),
+        ("collaborate --models {}/target --prompt Hi", "1 model; give at least 2"),
+        ("plan {}/target --images -1", "--images: -1; give 0 to 1048576"),
+        ("plan {}/target --chips", "--chips: give one or more of v3"),
+        ("plan --chips h100", "TARGET: missing; 'h100' is a chip"),
+        ("plan {}/head", "a head, not a model; give it as a draft"),
+        ("genrate --target {}/target", "command 'genrate': unknown; did you mean 'generate'?"),
+        ("x", "unknown; use one of demo, generate, collaborate"),
+        ("serv --help", "command 'serv': unknown; did you mean 'serve'?"),
+        ("help colaborate", "command 'colaborate': unknown; did you mean 'collaborate'?"),
+        ("--gamma", "command '--gamma': unknown; use one of demo"),
+        ("generate", "--target: missing; see jaxspec generate --help"),
+        ("generate --target x --prmpt Hi", "--prmpt: no such option; did you mean '--prompt'?"),
+        (f"{ASKED} --zzz=1", "--zzz: no such option; see jaxspec generate --help"),
+        (f"{ASKED} --image b b", "--image: takes one value, and 'b', 'b' are two; quote"),
+        (f"{ASKED} you all?", "--prompt: takes one value, and 'Hi', 'you' are two; quote"),
+        (f"{ASKED} --json yes", "--json: takes no value; leave out 'yes'"),
+        (f"{ASKED} --json=yes", "--json: takes no value; leave out 'yes'"),
+        (f"{ASKED} --draft", "--draft: the value is missing; give one"),
+        (f"{ASKED} --gamma 2.5", "--gamma: '2.5'; give auto or a whole number"),
+        (f"{ASKED} --width x", "--width: 'x'; give a whole number"),
+        (f"{ASKED} --top-p x", "--top-p: 'x'; give a number"),
+        (f"{ASKED} --gamma", "--gamma: the value is missing; give auto or a whole number"),
+        (f"{ASKED} --dtype f32", "--dtype: 'f32'; did you mean 'float32'?"),
+        (f"{ASKED} --image {WEB}.png", f"--image: '{WEB}.png': a web address"),
+        (f"demo --image {WEB}.png", f"--image: '{WEB}.png': a web address"),
+        (f"{ASKED} --adapter {WEB}", f"'{WEB}': a web address; fetch it"),
+        ("inspect", "path: missing; see jaxspec inspect --help"),
+        ("inspect {}/targe", "no such directory; did you mean '{}/target'?"),
+        ("inspect smolm2-135m", "no such directory; did you mean 'smollm2-135m'?"),
+        ("inspect https://huggingface.co/org/llava/tree/main", "did you mean 'org/llava'?"),
+        ("export a b c", "'c': nothing takes it; see jaxspec export --help"),
     ],
 )
-def test_refused_commands(
-    command: str, args: list[str], words: str, world: Path, refusal: Refusal
-) -> None:
-    assert words.format(world) in refusal(command, *(part.format(world) for part in args))
+def test_refused_commands(command: str, words: str, world: Path, refusal: Refusal) -> None:
+    assert words.format(world) in refusal(*command.format(world).split())
 
 
 def test_a_mistyped_option_is_refused_before_jax_is_imported() -> None:
@@ -362,15 +292,7 @@ def test_the_home_directory_is_named_by_its_sign(
 
 
 def test_options_without_effect_are_named(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = [
-        "generate",
-        "--target",
-        str(world / "target"),
-        "--prompt",
-        "Hi",
-        "--max-new-tokens",
-        str(NEW),
-    ]
+    place = f"generate --target {world}/target --prompt Hi --max-new-tokens {NEW}".split()
     for temperature, line in (
         ("0", "--top-p, --seed: without effect at --temperature 0"),
         ("1", ""),
@@ -386,13 +308,7 @@ def test_a_first_answer_waits_for_nothing_that_it_does_not_need(tmp_path: Path) 
     also where a process was killed while it wrote there.
     """
     assets = Path(demo.ASSETS)
-    args = [
-        "generate",
-        "--target",
-        assets / "mini" / "target",
-        "--draft",
-        assets / "mini" / "draft",
-    ]
+    args = ["generate", "--target", assets / "mini/target", "--draft", assets / "mini/draft"]
     args += ["--image", assets / "page.png", "--prompt", "Hi", "--max-new-tokens", "8"]
     heavy = (
         *("torch", "torchvision", "matplotlib", "optax", "orbax", "grain", "tensorflow_datasets"),
@@ -422,103 +338,55 @@ print([name for name in {heavy} if sys.modules.get(name)])
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--gamma", "0"], "--gamma: 0; give 1 or more, or give no draft"),
-        (["--views", "M,C", "--draft", "{}/draft"], "view C: there is no captioner"),
-        (
-            ["--views", "M,T", "--draft", "{}/head"],
-            "views: M,T need a draft model; give one, or leave them out",
-        ),
-        (
-            ["--draft", "{}/draft", "--draft", "{}/target"],
-            "draft: 2 models and 0 heads; give at most one of each",
-        ),
-        (
-            ["--views", "lookup", "--draft", "{}/draft"],
-            "draft: no view shows the model a prompt; add M",
-        ),
-        (
-            ["--weighting", "mt-paper", "--draft", "{}/draft"],
-            "--weighting: M drafts alone; add --draft or --views",
-        ),
-        (["--weights", "half"], "'half' is not a list of numbers"),
-        (
-            ["--weights", "1,2", "--draft", "{}/draft"],
-            "weights: 2 given for 1 views; give one a view",
-        ),
-        (["--image", "{}/target"], "target: a folder; give an image file"),
-        (["--image", "{}/empty.png"], "empty.png: an empty file; fetch it again"),
-        (
-            ["--prompt", "<image> <image>", "--image", "{}/rgb.png"],
-            "2 <image> placeholders but 1 images",
-        ),
-        (
-            ["--prompt", "Hi", "--messages", "{}/x"],
-            "--prompt: --messages is given too; give --prompt",
-        ),
-        (["--system", "Hi", "--no-chat-template"], "--system: --no-chat-template has no roles"),
-        (
-            ["--messages", "{}/empty.png"],
-            "empty.png (Expecting value: line 1 column 1 (char 0)); give",
-        ),
-        (["--target", "{}/nothing"], "nothing': no such directory"),
-        (["--gamma", "3"], "--gamma: needs a draft; give --draft, or leave it out"),
-        (["--draft-revision", "v2"], "--draft-revision: needs --draft with a hub id"),
-        (["--captioner", "jax:x", "--draft", "{}/draft"], "no view of M shows captions"),
-        (["--prompt", "caf\udce9"], r"prompt 'caf\udce9': '\udce9' is half a character"),
+        ("--gamma 0", "--gamma: 0; give 1 or more, or give no draft"),
+        ("--views M,C --draft {}/draft", "view C: there is no captioner"),
+        ("--views M,T --draft {}/head", "M,T need a draft model; give one, or leave them out"),
+        ("--draft {}/draft --draft {}/target", "2 models and 0 heads; give at most one of each"),
+        ("--views lookup --draft {}/draft", "draft: no view shows the model a prompt; add M"),
+        ("--weighting mt-paper --draft {}/draft", "--weighting: M drafts alone; add --draft or --"),
+        ("--weights half", "'half' is not a list of numbers"),
+        ("--weights 1,2 --draft {}/draft", "weights: 2 given for 1 views; give one a view"),
+        ("--image {}/target", "target: a folder; give an image file"),
+        ("--image {}/empty.png", "empty.png: an empty file; fetch it again"),
+        ("--prompt <image><image> --image {}/rgb.png", "2 <image> placeholders but 1 images"),
+        ("--prompt Hi --messages {}/x", "--prompt: --messages is given too; give --prompt"),
+        ("--system Hi --no-chat-template", "--system: --no-chat-template has no roles"),
+        ("--messages {}/empty.png", "empty.png (Expecting value: line 1 column 1 (char 0)); give"),
+        ("--target {}/nothing", "nothing': no such directory"),
+        ("--gamma 3", "--gamma: needs a draft; give --draft, or leave it out"),
+        ("--draft-revision v2", "--draft-revision: needs --draft with a hub id"),
+        ("--captioner jax:x --draft {}/draft", "no view of M shows captions"),
+        ("--prompt caf\udce9", r"prompt 'caf\udce9': '\udce9' is half a character"),
     ],
-    ids=lambda value: (
-        "-".join(value).strip("-").replace("{}/", "") if isinstance(value, list) else ""
-    ),
 )
 def test_refused_before_a_model_is_read(
-    args: list[str], words: str, world: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+    args: str, words: str, world: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jaxspec.cli.speculation.LoadedModel", None)
-    args = [part.format(world) for part in args]
-    if not {"--prompt", "--messages"} & {*args}:
-        args += ["--prompt", "Hi"]
-    if "--target" not in args:
-        args += ["--target", str(world / "target")]
-    assert words in refusal("generate", *args)
+    asked = "" if "--prompt" in args or "--messages" in args else "--prompt Hi"
+    target = "" if "--target" in args else "--target {}/target"
+    assert words in refusal(
+        "generate", *f"{args} {asked} {target}".replace("{}", str(world)).split()
+    )
 
 
 @pytest.mark.parametrize(
     "family", ["llava", *tiny.rarer(*(f for f in families.FAMILIES if f != "llava"))]
 )
 def test_commands_take_prompts_without_images(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    family: str, tmp_path: Path, said: Callable[..., str]
 ) -> None:
     path = str(families.write(tmp_path, family) / "target")
     asked = ["--prompt", "What?", "--max-new-tokens", "2", "--json"]
-    main(["plan", path, "--images", "0"])
+    said("plan", path, "--images", "0")
     for words in (["generate", "--target", path], ["collaborate", "--models", f"{path},{path}"]):
-        capsys.readouterr()
-        main([*words, *asked])
-        assert json.loads(capsys.readouterr().out)["tokens"]
+        assert json.loads(said(*words, *asked))["tokens"]
 
 
 def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    both = [
-        "--models",
-        f"{world / 'target'},{world / 'draft'}",
-        "--combination",
-        "weighted:0.4,0.6",
-    ]
-    main(
-        [
-            "collaborate",
-            *both,
-            "--gammas",
-            "2,1",
-            "--default-proposer",
-            "auto",
-            "--prompt",
-            "Hi",
-            "--max-new-tokens",
-            str(NEW),
-            "--json",
-        ]
-    )
+    words = f"collaborate --models {world}/target,{world}/draft --combination weighted:0.4,0.6"
+    words += f" --gammas 2,1 --default-proposer auto --prompt Hi --max-new-tokens {NEW} --json"
+    main(words.split())
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert len(told["tokens"]) == NEW
@@ -542,7 +410,7 @@ def test_a_model_of_fewer_rows_than_its_tokeniser_has_words(
 
 
 def test_a_text_target(
-    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Refusal
+    world: Path, tmp_path: Path, said: Callable[..., str], refusal: Refusal
 ) -> None:
     """With a text draft, and with the tokeniser's own chat template."""
     text = text_config(tiny.CONFIG)
@@ -560,30 +428,17 @@ def test_a_text_target(
     assert "the target is a text model; give no image" in refusal(
         "generate", *both[:4], *pictures(world, "rgb")
     )
-    answers = []
-    for arguments in (both[:4], both):
-        main(["generate", *map(str, arguments), "--max-new-tokens", str(NEW), "--json"])
-        answers.append(json.loads(capsys.readouterr().out))
+    short = ("--max-new-tokens", NEW, "--json")
+    answers = [json.loads(said("generate", *given, *short)) for given in (both[:4], both)]
     (tmp_path / "form.jinja").write_text(words.chat_template)
     bare = tiny.save(tmp_path / "bare", text, params)
     form = ("--chat-template", str(tmp_path / "form.jinja"))
     assert "leaves it out; give one" in refusal(
         "generate", "--target", bare, *both[2:4], *form, "--no-chat-template"
     )
-    for arguments in (form, (), ("--no-chat-template",)):
-        main(
-            [
-                "generate",
-                "--target",
-                str(bare),
-                *both[2:4],
-                *arguments,
-                "--max-new-tokens",
-                str(NEW),
-                "--json",
-            ]
-        )
-        answers.append(json.loads(capsys.readouterr().out))
+    for given in (form, (), ("--no-chat-template",)):
+        told = said("generate", "--target", bare, *both[2:4], *given, *short)
+        answers.append(json.loads(told))
     assert answers[0]["tokens"] == answers[1]["tokens"] == answers[2]["tokens"]
     assert all(answer["tokens"] != answers[0]["tokens"] for answer in answers[3:])
     stats = answers[1]["stats"]

@@ -36,9 +36,8 @@ def start(body: str, stdout: int, stderr: int = subprocess.PIPE) -> subprocess.P
     )
 
 
-@pytest.fixture(scope="module")
-def ends() -> dict[str, tuple[int, str]]:
-    """(exit code, what was said) of programs that run side by side."""
+def test_output_that_nobody_reads_ends_a_program_silently_and_one_without_room_in_a_line() -> None:
+    """Of programs that run side by side; one has no room to tell it, either."""
     children = {}
     read, write = os.pipe()
     os.close(read)
@@ -48,32 +47,12 @@ def ends() -> dict[str, tuple[int, str]]:
     with open("/dev/full", "w") as full:
         children["full"] = start(LINES, full.fileno())
         children["all full"] = start(LINE, full.fileno(), full.fileno())
-    found = {
+    ends = {
         name: (child.wait(timeout=60), child.communicate()[1]) for name, child in children.items()
     }
-    return found
-
-
-@pytest.mark.parametrize("name", ["lines", "help"])
-def test_output_that_nobody_reads_ends_a_program_silently(
-    ends: dict[str, tuple[int, str]], name: str
-) -> None:
-    assert ends[name] == (141, "")
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("full", "No space left on device"),
-    ],
-)
-def test_output_without_room_is_one_line(
-    ends: dict[str, tuple[int, str]], name: str, why: str
-) -> None:
-    assert ends[name] == (2, f"it: error: output: cannot be written: {why}\n")
-
-
-def test_nowhere_to_tell_it(ends: dict[str, tuple[int, str]]) -> None:
+    assert ends["lines"] == ends["help"] == (141, "")
+    line = "it: error: output: cannot be written: No space left on device\n"
+    assert ends["full"] == (2, line)
     assert ends["all full"][0] == 2
 
 
@@ -97,10 +76,8 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_terminal_obeys_what_an_error_names(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit), input_errors("it"):
         raise InputError("\x1b[2J.weight\nand caf\u00e9\udce9\u202e: are no names")
-    assert (
-        capsys.readouterr().err
-        == "it: error: \\x1b[2J.weight and caf\u00e9\\udce9\\u202e: are no names\n"
-    )
+    line = "it: error: \\x1b[2J.weight and caf\u00e9\\udce9\\u202e: are no names\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,9 +85,8 @@ def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as stop, input_errors("it"):
         (tmp_path / "full").write_text("much")
     assert stop.value.code == 2
-    assert (
-        capsys.readouterr().err == "it: error: output: cannot be written: No space left on device\n"
-    )
+    line = "it: error: output: cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == line
 
 
 def test_other_errors_pass() -> None:
@@ -169,11 +145,8 @@ def test_streams_may_be_closed(tmp_path: Path) -> None:
 
 
 def test_characters_that_the_console_lacks_are_escapes() -> None:
-    assert ended("print('caf\\u00e9 \\u2580')", PYTHONIOENCODING="ascii") == (
-        0,
-        "caf\\xe9 \\u2580\n",
-        "",
-    )
+    said = ended("print('caf\\u00e9 \\u2580')", PYTHONIOENCODING="ascii")
+    assert said == (0, "caf\\xe9 \\u2580\n", "")
 
 
 def test_a_removed_working_directory_is_one_line(tmp_path: Path) -> None:

@@ -25,6 +25,12 @@ from tests import tiny
         ({"parallel": True, "own_keys": False}, "one-pass KV head: own_keys False is not an"),
         ({"feature": "fused", "reads_text": False}, "EAGLE-3 head: reads_text False is not"),
         ({"feature": "eagle3"}, "feature: 'eagle3' is unknown; did you mean 'eagle1'"),
+        (
+            {"feature": "fused", "target_layers": (0, 1, 1), "key_layers": (0,)},
+            r"EAGLE-3 head: key_layers \(0,\) is not an option of this kind",
+        ),
+        ({"feature": "fused", "parallel": True}, "EAGLE-3 head: parallel is an option of KV heads"),
+        ({"markov": 2}, r"KV head: markov 2 is not .* one-pass KV head, DFlash"),
         ({"layers": 0}, "layers: 0; give a whole number, 1 or more"),
         ({"feature": "block", "layers": 0}, "layers: 0; give a whole number, 1 or more"),
         ({"feature": "assistant", "width": -1}, "width: -1; give a whole number, 1 or more"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,3 +19,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = SaveOptions(max_shard_bytes=40_000)
     save(path, tiny.CONFIG, params, options, tokenizer=words, image_processor=pages)
     return path
+
+
+@pytest.fixture
+def model(good: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return shutil.copytree(good, tmp_path / "model")

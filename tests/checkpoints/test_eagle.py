@@ -5,14 +5,13 @@ agree.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard
@@ -21,16 +20,11 @@ from safetensors.numpy import load_file
 from jaxspec.cli import main
 from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
-from jaxspec.heads.blocks import TargetPass, joined, read_blocks
 from jaxspec.heads.kinds.eagle3 import Eagle3Config
 from jaxspec.heads.loading import is_head, load_head, read_draft_config, save_head
-from jaxspec.loading.models import LoadedHead, LoadedModel
-from jaxspec.models.inputs import PromptRows
-from jaxspec.models.language_model import LanguageModel
 from jaxspec.publishing.export import export
 from jaxspec.typing import Params
 from tests import tiny
-from tests.tiny.eagle_reference import draft as reference
 
 J, LENGTH = 3, 12
 TEXT = LlamaConfig(
@@ -56,34 +50,6 @@ def made(words: tuple[int, ...] = WORDS, **options: Any) -> tuple[Eagle3Config, 
     return config, tiny.eagle_params(config, TARGET)
 
 
-def scores(
-    config: Eagle3Config, params: Params, states: np.ndarray, tokens: np.ndarray, anchor: int
-) -> np.ndarray:
-    """Ours [J, V], of the block whose newest token is the anchor, in the forced tokens of the
-    row.
-    """
-    config = config.for_target(TEXT)
-    own = joined(params, TARGET, config.text_config.draft_vocabulary)
-    block = jnp.arange(J)[None, None] + anchor
-    rows = PromptRows(jnp.asarray(tokens[None, : len(states)]), jnp.asarray([len(states)]))
-    seen = TargetPass(
-        jnp.zeros((1, len(states), TEXT.hidden_size)), states=jnp.asarray(states[None])
-    )
-
-    @partial(jax.jit, compiler_options=tiny.QUICK)
-    def unroll(params: Params, own: Params) -> Any:
-        out = read_blocks(config, params, TARGET, seen, rows, block, None)
-        return LanguageModel(config.text_config).logits(own, out)
-
-    return np.asarray(unroll(params, own))[0, 0]
-
-
-def row() -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(3, 40, LENGTH + 1)
-    return tokens, rng.normal(size=(LENGTH, 3 * TEXT.hidden_size)).astype(np.float32)
-
-
 @pytest.mark.parametrize(
     ("engine", "options"),
     [
@@ -95,50 +61,32 @@ def row() -> tuple[np.ndarray, np.ndarray]:
         ),
     ],
 )
-def test_exports_are_read_bit_for_bit_and_score_alike(
-    engine: str, options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_exports_are_read_bit_for_bit(
+    engine: str, options: Any, tmp_path: Path, said: Callable[..., str]
 ) -> None:
     config, params = made(**options)
     save_head(tmp_path / "head", config, params, None)
-    main(["export", str(tmp_path / "head"), str(tmp_path / "out"), "--for", engine])
     command = {
         "vllm": '"method": "eagle3"',
         "sglang": "--speculative-algorithm EAGLE3",
         "speculators": "vllm serve ",
     }
-    assert command[engine] in capsys.readouterr().out
+    head, out = tmp_path / "head", tmp_path / "out"
+    assert command[engine] in said("export", head, out, "--for", engine)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    raw = json.loads((tmp_path / "out" / "config.json").read_text())
     layer = "layers.0." if engine == "speculators" else "midlayer."
     assert tensors[f"{layer}self_attn.q_proj.weight"].shape == (64, 64)
-    assert (
-        tensors["t2d"].sum() == len(tensors["d2t"]) == len(config.text_config.draft_vocabulary)
-        or 40
-    )
+    words = len(config.text_config.draft_vocabulary) or 40
+    assert tensors["t2d"].sum() == len(tensors["d2t"]) == words
     found, read = load_head(tmp_path / "out")
     first, again = load_head(tmp_path / "head")
     assert found == first
     jax.tree.map(np.testing.assert_array_equal, read, again)
-    main(["inspect", str(tmp_path / "out")])
-    assert "EAGLE-3 head" in capsys.readouterr().out
-
-    tokens, states = row()
-    anchor = LENGTH - J
-    names = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
-    theirs = reference(
-        raw | raw.get("transformer_layer_config", {}),
-        names,
-        np.asarray(TARGET["model"]["embed_tokens"]["embedding"], np.float64),
-        states[:anchor],
-        tokens[: anchor + 1],
-        np.repeat(np.arange(anchor)[:, None], 3, axis=1),
-        tokens[anchor + 1 : anchor + J],
-    )
-    np.testing.assert_allclose(scores(found, read, states, tokens, anchor), theirs, atol=1e-4)
+    assert "EAGLE-3 head" in said("inspect", tmp_path / "out")
 
 
 def test_an_engine_gets_a_target_that_it_finds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], refusal: Callable[..., str]
+    tmp_path: Path, said: Callable[..., str], refusal: Callable[..., str]
 ) -> None:
     """The hub's id of a model that a package ships, or a directory's path; files for others name
     no directory of this machine.
@@ -151,16 +99,16 @@ def test_an_engine_gets_a_target_that_it_finds(
         "export", head, out, "--for", "vllm"
     )
     same = ("--vocab-of", target, "--overwrite")
-    main(["export", head, out, "--for", "vllm", *same])
-    assert f"vllm serve '{target}' --speculative-config" in capsys.readouterr().out
+    told = said("export", head, out, "--for", "vllm", *same)
+    assert f"vllm serve '{target}' --speculative-config" in told
     assert str(tmp_path) not in (tmp_path / "out" / "config.json").read_text()
-    main(["export", head, out, "--for", "speculators", *same])
+    said("export", head, out, "--for", "speculators", *same)
     verifier = json.loads((tmp_path / "out" / "config.json").read_text())["speculators_config"]
     assert verifier["verifier"]["name_or_path"] == target
     assert str(tmp_path) not in (tmp_path / "out" / "README.md").read_text()
     save_head(Path(head), replace(config, target_name="smollm2-135m"), params, None, overwrite=True)
-    main(["export", head, out, "--for", "sglang", "--overwrite"])
-    assert "--model-path HuggingFaceTB/SmolLM2-135M-Instruct --spec" in capsys.readouterr().out
+    told = said("export", head, out, "--for", "sglang", "--overwrite")
+    assert "--model-path HuggingFaceTB/SmolLM2-135M-Instruct --spec" in told
 
 
 def test_a_card_says_how_a_head_was_trained_and_what_serves_it(tmp_path: Path) -> None:
@@ -208,8 +156,7 @@ GOLDEN: dict[str, Any] = {
     "attention_bias": False,
     "bos_token_id": 1,
     "draft_vocab_size": 8,
-    "eagle_aux_hidden_state_layer_ids": [2, 3, 4],  # vLLM's: states after so many layers
-    # SGLang adds 1
+    "eagle_aux_hidden_state_layer_ids": [2, 3, 4],
     "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
     "eos_token_id": 2,
     "fc_norm": False,
@@ -236,6 +183,7 @@ GOLDEN: dict[str, Any] = {
     "torch_dtype": "float32",
     "vocab_size": 40,
 }
+"""vLLM's layers are states after so many layers, to SGLang's it adds 1."""
 
 
 @pytest.fixture(scope="module")
@@ -273,64 +221,48 @@ PLAIN = {
 
 
 @pytest.mark.parametrize(
-    ("entries", "rename"),
+    ("entries", "layer"),
     [
-        (PLAIN, None),
-        (PLAIN | {"num_hidden_layers": 40}, None),
+        ({}, ""),
+        ({"num_hidden_layers": 40}, ""),
+        ({"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}, ""),
+        ({"architectures": ["LlavaForConditionalGeneration"], "model_type": None}, ""),
+        ({"draft_vocab_size": None}, ""),  # known by its tensors
+        ({"eagle_config": NESTED}, "model.layers.0."),
         (
-            PLAIN
-            | {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"},
-            None,
-        ),
-        (PLAIN | {"architectures": ["LlavaForConditionalGeneration"], "model_type": None}, None),
-        (PLAIN | {"draft_vocab_size": None}, None),  # known by its tensors
-        (PLAIN | {"eagle_config": NESTED}, ("midlayer.", "model.layers.0.")),
-        (
-            PLAIN
-            | {
-                "eagle_config": {
-                    **NESTED,
-                    "use_input_layernorm_in_first_layer": True,
-                    "use_last_layernorm": True,
-                }
+            {
+                "eagle_config": NESTED
+                | {"use_last_layernorm": True, "use_input_layernorm_in_first_layer": True}
             }
-            | {
-                "logit_scale": 1.0,
-                "fc_norm": False,
-                "sliding_window": 32768,
-                "use_sliding_window": False,
-            },
-            ("midlayer.", "layers.0."),
+            | {"logit_scale": 1.0, "fc_norm": False}
+            | {"sliding_window": 32768, "use_sliding_window": False},
+            "layers.0.",
         ),
         (
-            PLAIN
-            | {
+            {
                 "eagle_config": {
-                    "use_mtp_layernorm": False,
                     "next_layer_regular": True,
                     "parallel_draft_step": 1,
+                    "use_mtp_layernorm": False,
                 }
             }
-            | {
-                "parallel_draft_heads_num_layers": 1,
-                "sliding_window": 512,
-                "layer_types": ["full_attention"],
-            },
-            None,
+            | {"parallel_draft_heads_num_layers": 1}
+            | {"sliding_window": 512, "layer_types": ["full_attention"]},
+            "",
         ),
-        (PLAIN | {"sliding_window": 512, "max_window_layers": 1}, None),
-        (PLAIN | {"sliding_window": 512}, None),
+        ({"sliding_window": 512, "max_window_layers": 1}, ""),
+        ({"sliding_window": 512}, ""),
     ],
 )
 def test_heads_are_read_as_publishers_write_them(
-    head: Path, tmp_path: Path, entries: dict[str, Any], rename: tuple[str, str] | None
+    head: Path, tmp_path: Path, entries: dict[str, Any], layer: str
 ) -> None:
+    """`layer` is their name of the layer."""
     stored = load_file(head / "model.safetensors")
     tensors: dict[str, Any] = {"d2t": stored["d2t"].astype(np.int32)}
-    for name in (name for name in stored if rename and name.startswith(rename[0])):
-        assert rename
-        tensors |= {name.replace(*rename): stored[name], name: None}
-    path = tiny.rewritten(head, tmp_path / "head", entries, tensors)
+    for name in (name for name in stored if layer and name.startswith("midlayer.")):
+        tensors |= {name.replace("midlayer.", layer): stored[name], name: None}
+    path = tiny.rewritten(head, tmp_path / "head", PLAIN | entries, tensors)
     assert is_head(path)
     config, params = load_head(path)
     first, own = load_head(head)
@@ -361,7 +293,7 @@ def test_deepseeks_heads_read_five_states(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [(), WORDS])
 def test_deepseeks_head_for_a_gemma_is_read_and_written(
-    words: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: tuple[int, ...], tmp_path: Path, said: Callable[..., str]
 ) -> None:
     """Its layer is the target's full one, and stays so in further training; no server reads it."""
     target = replace(tiny.gemma4(("sliding_attention", "full_attention"), 8), vocab_size=40)
@@ -369,7 +301,7 @@ def test_deepseeks_head_for_a_gemma_is_read_and_written(
     config = Eagle3Config(replace(text, own_embedding=True), "", target_name="owner/target")
     params = tiny.eagle_params(config, {})
     save_head(tmp_path / "own", config, params, None)
-    main(["export", str(tmp_path / "own"), str(tmp_path / "head")])
+    said("export", tmp_path / "own", tmp_path / "head")
     raw = json.loads((tmp_path / "head" / "config.json").read_text())
     assert (raw["architectures"], raw["target_layer_ids"]) == (["Gemma4Eagle3Model"], [0, 1])
     tensors = load_file(tmp_path / "head" / "model.safetensors")
@@ -388,148 +320,92 @@ def test_deepseeks_head_for_a_gemma_is_read_and_written(
     jax.tree.map(np.testing.assert_array_equal, leaves, params | sort)
     with pytest.raises(InputError, match="has qk_norm, which vllm does not read"):
         export(tmp_path / "head", tmp_path / "served", engine="vllm")
-    capsys.readouterr()
-    main(["inspect", str(tmp_path / "head")])
-    assert "EAGLE-3 head" in capsys.readouterr().out
+    assert "EAGLE-3 head" in said("inspect", tmp_path / "head")
     layers = {"num_hidden_layers": 2, "layer_types": 2 * ["full_attention"]}
     two = tiny.rewritten(tmp_path / "head", tmp_path / "two", layers, {})
     with pytest.raises(InputError, match="num_hidden_layers 2; give 1"):
         load_head(two)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("words", [(), WORDS])
-def test_parts_that_a_head_may_have_or_lack(
-    tied: bool, words: tuple[int, ...], tmp_path: Path
-) -> None:
-    """Norms of queries and keys, as in Qwen3, and the target's output matrix, which may be its
-    embedding.
-    """
-    text = replace(TEXT, tie_word_embeddings=tied)
-    target = (
-        TARGET if not tied else {name: leaf for name, leaf in TARGET.items() if name != "lm_head"}
-    )
-    tiny.save(tmp_path / "target", text, target)
-    config, params = made(words, qk_norm=True)
-    save_head(tmp_path / "own", replace(config, target_hash=""), params, None)
-    path = tiny.rewritten(tmp_path / "own", tmp_path / "head", {}, {"lm_head.weight": None})
-    head = LoadedHead.load(path, LoadedModel.load(tmp_path / "target"))
-    tensors = load_file(path / "model.safetensors")
-    embedding = np.asarray(TARGET["model"]["embed_tokens"]["embedding"])
-    whole = embedding if tied else np.asarray(TARGET["lm_head"]["weight"])
-    assert tensors["midlayer.self_attn.q_norm.weight"].shape == (16,)
-    tensors["lm_head.weight"] = whole[sorted(words)] if words else whole
-    tokens, states = row()
-    anchor = LENGTH - J
-    theirs = reference(
-        json.loads((path / "config.json").read_text()),
-        tensors,
-        embedding.astype(np.float64),
-        states[:anchor],
-        tokens[: anchor + 1],
-        np.repeat(np.arange(anchor)[:, None], 3, axis=1),
-        tokens[anchor + 1 : anchor + J],
-    )
-    ours = scores(head.config, head.params, states, tokens, anchor)
-    np.testing.assert_allclose(ours, theirs, atol=1e-4)
-
-
 FC = np.zeros((32, 64), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("entries", "tensors", "told"),
+    ("changes", "told"),
     [
-        ({"fc_norm": True}, {}, "fc_norm.0.weight is missing"),
-        ({"logit_scale": 0.5}, {}, "has logit_scale 0.5, which"),
-        ({"final_logit_softcapping": 30.0}, {}, "has final_logit_softcapping 30.0, which is not"),
-        ({"rope_is_neox_style": False}, {}, "has rope_is_neox_style false, which is not supported"),
+        ({"fc_norm": True}, "fc_norm.0.weight is missing"),
+        ({"logit_scale": 0.5}, "has logit_scale 0.5, which"),
+        ({"final_logit_softcapping": 30.0}, "has final_logit_softcapping 30.0, which is not"),
+        ({"rope_is_neox_style": False}, "has rope_is_neox_style false, which is not supported"),
         *(
-            ({part: {"is_neox_style": False}}, {}, "has is_neox_style false, which is not")
+            ({part: {"is_neox_style": False}}, "has is_neox_style false, which is not")
             for part in ("eagle_config", "transformer_layer_config")
         ),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "has use_aux_hidden_state false"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "has use_aux_hidden_state false"),
         (
             {"eagle_config": {"use_last_layernorm": False, "parallel_draft_step": 4}},
-            {},
             "use_last_layernorm false, para",
         ),
-        ({"quantization_config": {"quant_method": "fp8"}}, {}, "fp8"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         (
             {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]},
-            {},
             r"fc.weight is \[32, 96\], config.json asks for \[32, 128\]",
         ),
         (
             {"eagle_aux_hidden_state_layer_ids": [-3, 1, 2]},
-            {},
             r"reads target layers \[-3, 1, 2\]; give them in order, from 0 on",
         ),
         (
             PLAIN | {"eagle_config": NESTED | {"eagle_aux_hidden_state_layer_ids": [-3, 1, 2]}},
-            {},
             r"\[-2, 2, 3\]; give them",
         ),
         (
             {"eagle_aux_hidden_state_layer_ids": "all"},
-            {},
             "target_layers 'all' is not supported|not readable",
         ),
-        ({"eagle_config": "x"}, {}, "EAGLE-3 head: config.json is not readable .*; fetch it again"),
-        ({"draft_vocab_size": -5}, {}, "draft_vocab_size -5; give 1 or more"),
-        ({"draft_vocab_size": 4.5}, {}, "draft_vocab_size 4.5; give 1 or more"),
-        ({"draft_vocab_size": 7}, {}, r"d2t I64 \[8\] has not 7 tokens"),
+        ({"eagle_config": "x"}, "EAGLE-3 head: config.json is not readable .*; fetch it again"),
+        ({"draft_vocab_size": -5}, "draft_vocab_size -5; give 1 or more"),
+        ({"draft_vocab_size": 4.5}, "draft_vocab_size 4.5; give 1 or more"),
+        ({"draft_vocab_size": 7}, r"d2t I64 \[8\] has not 7 tokens"),
         (
             {"speculators_model_type": "dflash2", "architectures": ["DFlash2DraftModel"]},
-            {},
             "a DFlash2 head; give",
         ),
         (
             {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"]},
-            {},
             "a P-EAGLE head; give",
         ),
         (
             {"architectures": ["LlamaForCausalLMEagle"]},
-            {},
             "layers.0.input_layernorm.weight is unexpected|d2t is unexpected",
         ),
         (
-            PLAIN | {"draft_vocab_size": None},
-            {"medusa_head.0.0.linear.weight": FC},
+            PLAIN | {"draft_vocab_size": None, "medusa_head.0.0.linear.weight": FC},
             "a Medusa head; give one of KV",
         ),
         (
-            {},
             {"fc.weight": np.zeros((32, 128), np.float32)},
             r"fc.weight is \[32, 128\], config.json asks for \[32, 96\]",
         ),
-        ({}, {"layers.1.mlp.up_proj.weight": FC}, "has 2 layers; give a head with one"),
-        (
-            {},
-            {"midlayer.self_attn.q_proj.bias": np.zeros(64, np.float32)},
-            "q_proj.bias is unexpected",
-        ),
-        ({}, {"d2t": None}, "the files lack d2t"),
-        (
-            {},
-            {"layers.0.mlp.up_proj.weight": FC},
-            r"layers.0.*up_proj.weight and midlayer.*are the same",
-        ),
-        ({}, {"d2t": np.zeros((2, 4), np.int64)}, r"d2t I64 \[2, 4\] is not a list of integers"),
-        ({}, {"d2t": np.zeros(8, np.float32)}, r"d2t F32 \[8\] is not a list of integers"),
-        ({}, {"d2t": np.zeros(0, np.int64)}, r"d2t I64 \[0\] has not 8 tokens"),
-        ({}, {"d2t": np.full(8, 33)}, "names token 40 of 40; fetch"),
-        ({}, {"d2t": np.full(8, -1)}, "names token -1 of 40; fetch"),
-        ({}, {"d2t": np.full(8, 2**63 - 1)}, "names token -?[0-9]+ of 40; fetch"),
-        ({}, {"d2t": 9 - np.arange(8)}, "names a token twice"),
+        ({"layers.1.mlp.up_proj.weight": FC}, "has 2 layers; give a head with one"),
+        ({"midlayer.self_attn.q_proj.bias": np.zeros(64, np.float32)}, "q_proj.bias is unexpected"),
+        ({"d2t": None}, "the files lack d2t"),
+        ({"layers.0.mlp.up_proj.weight": FC}, r"layers.0.*up_proj.weight and midlayer.*are the sa"),
+        ({"d2t": np.zeros((2, 4), np.int64)}, r"d2t I64 \[2, 4\] is not a list of integers"),
+        ({"d2t": np.zeros(8, np.float32)}, r"d2t F32 \[8\] is not a list of integers"),
+        ({"d2t": np.zeros(0, np.int64)}, r"d2t I64 \[0\] has not 8 tokens"),
+        ({"d2t": np.full(8, 33)}, "names token 40 of 40; fetch"),
+        ({"d2t": np.full(8, -1)}, "names token -1 of 40; fetch"),
+        ({"d2t": np.full(8, 2**63 - 1)}, "names token -?[0-9]+ of 40; fetch"),
+        ({"d2t": 9 - np.arange(8)}, "names a token twice"),
     ],
 )
 def test_what_this_library_lacks_is_named(
-    head: Path, tmp_path: Path, entries: dict[str, Any], tensors: dict[str, Any], told: str
+    head: Path, tmp_path: Path, changes: dict[str, Any], told: str
 ) -> None:
+    """Changes are of entries of config.json or of tensors."""
+    tensors = {name: x for name, x in changes.items() if "." in name or name == "d2t"}
+    entries = {name: x for name, x in changes.items() if name not in tensors}
     path = tiny.rewritten(head, tmp_path / "head", entries, tensors)
     assert is_head(path)
-    with pytest.raises(InputError, match=told) as error:
-        load_head(path)
-    assert "\n" not in str(error.value)
+    assert re.search(told, tiny.one_line(load_head, path))

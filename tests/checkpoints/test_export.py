@@ -12,17 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transformers import (
-    AutoModelForCausalLM,
-    AutoProcessor,
-    AutoTokenizer,
-    LlamaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, LlamaForCausalLM
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.processors import load_tokenizer
-from jaxspec.cli import main
 from jaxspec.config import text_config
 from jaxspec.errors import InputError
 from jaxspec.heads.loading import load_head
@@ -138,9 +132,9 @@ def test_the_licence_is_read_as_yaml(line, licence, tmp_path):
     assert (found and str(found)) == licence
 
 
-def test_dtype_by_command(source, tmp_path, capsys):
-    main(["export", str(source), str(tmp_path / "half"), "--dtype", "bfloat16"])
-    assert capsys.readouterr().out.startswith(f"{tmp_path / 'half'}: llava, ")
+def test_dtype_by_command(source, tmp_path, said):
+    told = said("export", source, tmp_path / "half", "--dtype", "bfloat16")
+    assert told.startswith(f"{tmp_path / 'half'}: llava, ")
     assert read(tmp_path / "half" / "config.json")["dtype"] == "bfloat16"
     equal(load(tmp_path / "half").params, load(source, dtype=jnp.dtype(jnp.bfloat16)).params)
 
@@ -215,11 +209,11 @@ def test_embeddings_of_layers_grow_with_the_others() -> None:
     assert jax.tree.map(jnp.shape, params) == shapes
 
 
-def test_vocabulary_of_a_target(source, tmp_path, refusal):
+def test_vocabulary_of_a_target(source, tmp_path, said, refusal):
     """A text draft in the target's vocabulary; a larger one, or one of other words, is refused."""
     text = replace(text_config(tiny.CONFIG), vocab_size=text_config(tiny.CONFIG).vocab_size - 3)
     draft = tiny.save(tmp_path / "draft", text, tiny.random_params(text))
-    main(["export", str(draft), str(tmp_path / "padded"), "--vocab-of", str(source)])
+    said("export", draft, tmp_path / "padded", "--vocab-of", source)
     assert load(tmp_path / "padded").config.vocab_size == text_config(tiny.CONFIG).vocab_size
     card = (tmp_path / "padded" / "README.md").read_text()
     assert "draft for" not in card  # a directory's name says nothing to others
@@ -236,7 +230,7 @@ def test_vocabulary_of_a_target(source, tmp_path, refusal):
     )
 
 
-def test_a_draft_grows_for_a_target_with_many_more_tokens(source, tmp_path, refusal):
+def test_a_draft_grows_for_a_target_with_many_more_tokens(tmp_path, said):
     """Tokens that the draft cannot know get no probability, here and in transformers; what it knows
     it scores as before.
     """
@@ -251,7 +245,7 @@ def test_a_draft_grows_for_a_target_with_many_more_tokens(source, tmp_path, refu
     draft = tiny.save(tmp_path / "draft", text, tiny.random_params(text))
     with pytest.raises(InputError, match="100 tokens are in one only"):
         check_tokens(words, tiny.tokenizer())
-    main(["export", str(draft), str(tmp_path / "grown"), "--vocab-of", str(target)])
+    said("export", draft, tmp_path / "grown", "--vocab-of", target)
     grown, plain = (LoadedModel.load(tmp_path / name) for name in ("grown", "draft"))
     known = size - 3
     assert (grown.config.known_tokens, grown.config.vocab_size) == (known, size + 128)
@@ -263,14 +257,11 @@ def test_a_draft_grows_for_a_target_with_many_more_tokens(source, tmp_path, refu
     assert (logits[:, known:] == -np.inf).all()
     theirs = hf.reload(tmp_path / "grown", LlamaForCausalLM)
     assert theirs.generation_config.suppress_tokens == [*range(known, size + 128)]
-    asked = [Request("What is 1?", 8), Request("And <action_3>?", 8, temperature=1.0, seed=3)]
-    model, sizes = LoadedModel.load(target), {"prompt_buckets": (64,), "new_buckets": (8,)}
-    plain_answers = Engine(model, None, EngineConfig(image_buckets=(0,), **sizes)).generate(asked)
-    drafting = EngineConfig(views=("T",), gamma=2, image_buckets=(0,), **sizes)
-    drafted_answers = Engine(model, grown, drafting).generate(asked)
-    assert plain_answers[0].tokens == drafted_answers[0].tokens
-    assert len(drafted_answers[1].tokens) == 8
-    main(["export", str(tmp_path / "grown"), str(tmp_path / "again")])
+    model, asked = LoadedModel.load(target), Request("And <action_3>?", 8, temperature=1.0, seed=3)
+    sizes: dict[str, Any] = {"prompt_buckets": (64,), "new_buckets": (8,), "image_buckets": (0,)}
+    drafting = Engine(model, grown, EngineConfig(views=("T",), gamma=2, **sizes))
+    assert len(drafting.generate(asked).tokens) == 8
+    said("export", tmp_path / "grown", tmp_path / "again")
     assert load(tmp_path / "again").config == grown.config
     stages = (Stage("learn", TrainConfig(steps=1, batch=1), (("talk", 1.0),)),)
     recipe = Recipe(
@@ -288,7 +279,7 @@ def test_a_token_of_another_name_hides_none_behind_it() -> None:
     assert known_tokens(ours, theirs) == (ours.convert_tokens_to_ids("<new>"), 2)
 
 
-def test_nothing_of_the_users_is_lost(source, tmp_path, refusal):
+def test_nothing_of_the_users_is_lost(source, tmp_path, said, refusal):
     """An export reports in one line what it must not replace, before anything is read or written;
     --overwrite keeps the files of others.
     """
@@ -321,7 +312,7 @@ def test_nothing_of_the_users_is_lost(source, tmp_path, refusal):
         "export", inner, copy
     )
     assert sorted(tmp_path.rglob("*")) == before
-    main(["export", str(inner), str(copy), "--overwrite", "--text-only"])
+    said("export", inner, copy, "--overwrite", "--text-only")
     assert (copy / ".git" / "HEAD").read_text() == "mine"
     assert not (copy / "preprocessor_config.json").exists()
     assert load(copy).config.model_type == "llama"
@@ -336,20 +327,15 @@ def test_a_path_that_is_no_utf8(source, tmp_path, refusal):
         load_tokenizer(odd)
 
 
-def test_inspect_by_command(source, tmp_path, capsys):
-    main(["inspect", str(source), "--json"])
-    spoken = json.loads(capsys.readouterr().out)
-    assert (spoken["model_type"], spoken["problems"], spoken["chat_template"]) == (
-        "llava",
-        [],
-        True,
-    )
-    main(["inspect", str(source)])
-    assert "LLaVA-1.5 (llava)" in capsys.readouterr().out
+def test_inspect_by_command(source, tmp_path, said, capsys):
+    spoken = json.loads(said("inspect", source, "--json"))
+    entries = [spoken[name] for name in ("model_type", "problems", "chat_template")]
+    assert entries == ["llava", [], True]
+    assert "LLaVA-1.5 (llava)" in said("inspect", source)
     broken = shutil.copytree(source, tmp_path / "broken\x1b[31m")
     (broken / "model.safetensors").unlink()
     with pytest.raises(SystemExit) as stop:
-        main(["inspect", str(broken)])
+        said("inspect", broken)
     assert stop.value.code == 2
     assert "\x1b" not in capsys.readouterr().out
 
@@ -360,14 +346,14 @@ def head(tmp_path):
     return tmp_path / "head"
 
 
-def test_export_a_kv_head(head, source, tmp_path, capsys, refusal):
+def test_export_a_kv_head(head, source, tmp_path, said, refusal):
     """The same tensors, in another type where one is asked for, and a card that names the
     target.
     """
     for dtype in (None, "bfloat16"):
         copy = tmp_path / str(dtype)
-        main(["export", str(head), str(copy), *(["--dtype", dtype] if dtype else [])])
-        assert ": jaxspec_kv_head, " in capsys.readouterr().out
+        told = said("export", head, copy, *(["--dtype", dtype] if dtype else []))
+        assert ": jaxspec_kv_head, " in told
         config, params = load_head(head, dtype and jnp.dtype(dtype))
         found, read = load_head(copy)
         assert found == config

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,7 @@ import transformers
 from PIL import Image
 from transformers import AutoProcessor
 
-from jaxspec.checkpoints.processors import (
-    copy_processors,
-    load_image_processor,
-    load_tokenizer,
-)
+from jaxspec.checkpoints.processors import copy_processors, load_image_processor, load_tokenizer
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.publishing.export import export
@@ -102,11 +97,10 @@ def with_templates(path: Path, places: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_chat_template_is_the_one_that_transformers_takes(place, good, tmp_path):
+def test_chat_template_is_the_one_that_transformers_takes(place, model):
     """Wherever it lies: the processor's before the tokeniser's own."""
-    path = shutil.copytree(good, tmp_path / "model")
-    with_templates(path, {"tokenizer_config.json": template("7"), **PLACES[place]})
-    tokenizer = load_tokenizer(path)
+    with_templates(model, {"tokenizer_config.json": template("7"), **PLACES[place]})
+    tokenizer = load_tokenizer(model)
     told = PromptEncoder(tokenizer, IMAGE).prompt("3", ["image"]).tokens.tolist()
     assert told == ids("9", "<image>", "3")
 
@@ -114,7 +108,7 @@ def test_chat_template_is_the_one_that_transformers_takes(place, good, tmp_path)
         place == "processor_config.json" and transformers.__version__ < "5"
     ):
         return  # transformers' processors take no list; in version 4 the other file wins
-    processor = AutoProcessor.from_pretrained(path)
+    processor = AutoProcessor.from_pretrained(model)
     processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
     said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "3"}]}]
     assert processor.tokenizer.encode(processor.apply_chat_template(said)) == told
@@ -133,12 +127,12 @@ def test_settings_of_images_are_copied_out_of_a_processors(names, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["chat_template.jinja", "processor_config.json, several"])
-def test_every_chat_template_runs_in_the_sandbox(place, good, tmp_path):
+def test_every_chat_template_runs_in_the_sandbox(place, model):
     escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     hostile = json.loads(
         json.dumps(PLACES[place]).replace(json.dumps(template("9")), json.dumps(escape))
     )
-    path = with_templates(shutil.copytree(good, tmp_path / "model"), hostile)
+    path = with_templates(model, hostile)
     with pytest.raises(InputError, match=r"chat template: .*'__class__' of 'str' object is unsafe"):
         PromptEncoder(load_tokenizer(path), IMAGE).prompt("3", ["image"])
 
@@ -148,9 +142,7 @@ def test_every_chat_template_runs_in_the_sandbox(place, good, tmp_path):
     [(load_tokenizer, "no tokenizer"), (load_image_processor, "no image processor")],
 )
 def test_missing_processors(tmp_path, read, what):
-    with pytest.raises(InputError, match=what) as caught:
-        read(tmp_path)
-    assert "\n" not in str(caught.value)
+    assert what in tiny.one_line(read, tmp_path)
 
 
 TEXT = "the thing in \u00fc w?"
@@ -195,19 +187,17 @@ def test_a_vocabulary_and_its_merges_alone(family, begin, tmp_path):
 
 
 @pytest.mark.parametrize("settings", ["x", {"image_processor_type": 5}])
-def test_settings_of_images_that_are_none_are_one_line(settings, good, tmp_path):
-    source = shutil.copytree(good, tmp_path / "source")
-    (source / "preprocessor_config.json").unlink()
-    (source / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
-    line = r"source/processor_config.json: image_processor is not readable \("
+def test_settings_of_images_that_are_none_are_one_line(settings, model, tmp_path):
+    (model / "preprocessor_config.json").unlink()
+    (model / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    line = r"model/processor_config.json: image_processor is not readable \("
     with pytest.raises(InputError, match=line):
-        export(source, tmp_path / "out")
+        export(model, tmp_path / "out")
 
 
-def test_half_a_surrogate_pair_is_copied(good, tmp_path):
+def test_half_a_surrogate_pair_is_copied(model, tmp_path):
     """JSON holds it as an escape, and UTF-8 does not."""
-    source = shutil.copytree(good, tmp_path / "source")
-    (source / "tokenizer_config.json").write_text(json.dumps({"note": "\ud83d", "other": "ü"}))
-    copy_processors(source, tmp_path, tiny.CONFIG, None, False)
+    (model / "tokenizer_config.json").write_text(json.dumps({"note": "\ud83d", "other": "ü"}))
+    copy_processors(model, tmp_path, tiny.CONFIG, None, False)
     written = (tmp_path / "tokenizer_config.json").read_text(encoding="utf-8")
     assert json.loads(written) == {"note": "\ud83d", "other": "ü"}

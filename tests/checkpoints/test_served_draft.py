@@ -14,7 +14,6 @@ import pytest
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.directories import read_config
-from jaxspec.cli import main
 from jaxspec.config import Qwen2Config, RopeScaling, text_config
 from jaxspec.errors import InputError
 from jaxspec.loading.pairs import check_pair
@@ -34,21 +33,18 @@ def save(path: Path, config: Any) -> str:
     return str(tiny.save(path, config, tiny.random_params(config)))
 
 
-def test_a_text_draft_is_written_for_vllm(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_draft_is_written_for_vllm(tmp_path: Path, said: Callable[..., str]) -> None:
     target, draft = save(tmp_path / "target", tiny.CONFIG), save(tmp_path / "draft", TEXT)
     out = tmp_path / "out"
-    main(["export", draft, str(out), "--for", "vllm", "--vocab-of", target])
-    told = capsys.readouterr().out.splitlines()
+    told = said("export", draft, out, "--for", "vllm", "--vocab-of", target).splitlines()
     assert told[1].startswith(f"vllm serve {target} --speculative-config")
     assert "vllm serve path/to/target --spec" in (out / "README.md").read_text()
     assert f'"method": "draft_model", "model": "{out}"' in told[1]
     assert "longer than 96 of the target's 512 tokens" in told[2]
     assert "0.20.2 and older refuse" in told[3]
     assert text_config(read_config(out)).vocab_size == tiny.CONFIG.text_config.vocab_size
-    main(["export", draft, str(tmp_path / "again"), "--for", "vllm", "--vocab-of", str(out)])
-    assert len(capsys.readouterr().out.splitlines()) == 2  # a text target of the same context
+    again = said("export", draft, tmp_path / "again", "--for", "vllm", "--vocab-of", out)
+    assert len(again.splitlines()) == 2  # a text target of the same context
 
 
 @pytest.mark.parametrize(

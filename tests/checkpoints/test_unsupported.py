@@ -92,32 +92,12 @@ SIGLIP = {"model_type": "siglip_vision_model"}
             {"per_layer_config": {"0": {"head_dim": 512}}},
             "give the full layers, with equal sizes",
         ),
-        (
-            OptConfig,
-            {"activation_function": "gelu_new"},
-            "activation_function 'gelu_new' is not supported",
-        ),
+        (OptConfig, {"activation_function": "gelu_new"}, "activation_function 'gelu_new' is not s"),
         (VisionConfig, SIGLIP | {"image_size": [12, 24]}, "image_size [12, 24] is not supported"),
-        (
-            LlavaConfig,
-            {"vision_feature_layer": [-2, -5]},
-            "vision_feature_layer [-2, -5] is not supported; give int",
-        ),
-        (
-            LlavaConfig,
-            {"vision_feature_layer": 40},
-            "vision_feature_layer 40 of a tower of 24 layers",
-        ),
-        (
-            LlavaConfig,
-            {"text_config": {"model_type": "opt"}},
-            "'opt' is not one of ['llama', 'mistral'",
-        ),
-        (
-            LlavaNextConfig,
-            {"image_grid_pinpoints": [[336, 600]]},
-            "1 to 100 whole tiles of 336 pixels",
-        ),
+        (LlavaConfig, {"vision_feature_layer": [-2, -5]}, "vision_feature_layer [-2, -5] is not s"),
+        (LlavaConfig, {"vision_feature_layer": 40}, "vision_feature_layer 40 of a tower of 24 lay"),
+        (LlavaConfig, {"text_config": {"model_type": "opt"}}, "'opt' is not one of ['llama', 'mis"),
+        (LlavaNextConfig, {"image_grid_pinpoints": [[336, 600]]}, "1 to 100 whole tiles of 336 pi"),
         (
             LlavaOnevisionConfig,
             {"vision_feature_select_strategy": "default"},

@@ -157,14 +157,8 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
         config("text_config", rope_parameters={"rope_theta": 0}),
         "rope_theta 0 is not supported",
     ),
-    "a negative placeholder": (
-        config(image_token_index=-1),
-        "image_token_index -1 is not supported",
-    ),
-    "another family": (
-        config(model_type="gpt9"),
-        "model_type 'gpt9' is not supported; supported: llama, ",
-    ),
+    "a negative placeholder": (config(image_token_index=-1), "image_token_index -1 is not support"),
+    "another family": (config(model_type="gpt9"), "model_type 'gpt9' is not supported; supported:"),
     "quantised": (
         config(quantization_config={"quant_method": "hqq"}),
         "the model is quantised (hqq), and AWQ, GPTQ",
@@ -205,31 +199,19 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
         stray,
         "model.safetensors is read, and shards are there too; remove those, or the file if it is",
     ),
-    "other names": (
-        rename(lambda name: f"net.{name}"),
-        "net.language_model.lm_head.weight is unexpected",
-    ),
+    "other names": (rename(lambda name: f"net.{name}"), "net.language_model.lm_head.weight is une"),
     "no output matrix": (without_head, f"tie_word_embeddings is false, and {HEAD} is missing"),
     "pointer": (
         pointer("model-00002-of-00005.safetensors"),
         "a pointer of git-lfs, not the file; run `git lfs pull`",
     ),
-    "pointer of words": (
-        pointer("tokenizer.json"),
-        "tokenizer.json: a pointer of git-lfs, not the file",
-    ),
+    "pointer of words": (pointer("tokenizer.json"), "tokenizer.json: a pointer of git-lfs, not th"),
     "original format": (
         original,
         "config.json: in the original LLaVA format; write it with `jaxspec import`",
     ),
-    "no sizes": (
-        config(text_config=None),
-        "config.json: no text_config; fetch the model's own config.json",
-    ),
-    "no tower": (
-        config(vision_config={}),
-        "config.json: no vision_config; fetch the model's own config.json",
-    ),
+    "no sizes": (config(text_config=None), "config.json: no text_config; fetch the model's own co"),
+    "no tower": (config(vision_config={}), "config.json: no vision_config; fetch the model's own"),
     "a bare text model": (
         config(model_type="llama"),
         "no hidden_size, num_hidden_layers, num_attention_heads; fetch",
@@ -242,16 +224,13 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_checkpoint(case, good, tmp_path):
+def test_wrong_checkpoint(case, model):
     damage, words = WRONG[case]
-    path = shutil.copytree(good, tmp_path / "model")
-    damage(path)
-    with pytest.raises(InputError) as caught:
-        load(path)
-    assert words in str(caught.value), str(caught.value)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert any(words in problem for problem in inspect(path).problems)
+    damage(model)
+    said = tiny.one_line(load, model)
+    assert words in said
+    assert str(model) in said
+    assert any(words in problem for problem in inspect(model).problems)
 
 
 TOOLS: dict[str, Callable[[Path], None]] = {
@@ -266,10 +245,9 @@ TOOLS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_what_tools_leave(tool, good, tmp_path):
-    path = shutil.copytree(good, tmp_path / "model")
-    TOOLS[tool](path)
-    jax.tree.map(np.testing.assert_array_equal, load(path).params, load(good).params)
+def test_what_tools_leave(tool, good, model):
+    TOOLS[tool](model)
+    jax.tree.map(np.testing.assert_array_equal, load(model).params, load(good).params)
 
 
 def test_a_wrapped_text_model(tmp_path):
@@ -284,21 +262,19 @@ def test_a_wrapped_text_model(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["rope_theta of zero", "another family", "number as text"])
-def test_a_configuration_alone_is_refused_by_its_file(case, good, tmp_path):
+def test_a_configuration_alone_is_refused_by_its_file(case, model):
     damage, words = WRONG[case]
-    damage(path := shutil.copytree(good, tmp_path / "model"))
-    with pytest.raises(InputError) as caught:
-        read_config(path)
-    assert str(caught.value).startswith(f"{path}/config.json: ")
-    assert str(caught.value).count("config.json") == 1
-    assert words in str(caught.value)
+    damage(model)
+    said = tiny.one_line(read_config, model)
+    assert said.startswith(f"{model}/config.json: ")
+    assert said.count("config.json") == 1
+    assert words in said
 
 
-def test_few_of_many_problems_are_shown(good, tmp_path, capsys):
-    path = shutil.copytree(good, tmp_path / "model")
-    rename(lambda name: f"net.{name}")(path)
+def test_few_of_many_problems_are_shown(model, capsys):
+    rename(lambda name: f"net.{name}")(model)
     with pytest.raises(SystemExit):
-        main(["inspect", str(path)])
+        main(["inspect", str(model)])
     assert "more; --json has all" in capsys.readouterr().out
 
 
@@ -311,12 +287,11 @@ def test_good_checkpoint(good):
     assert found.dtypes == {"F32": 4 * numbers}
 
 
-def test_inspection_tells_every_problem(good, tmp_path):
-    path = shutil.copytree(good, tmp_path / "model")
-    lose_shard(path)
-    config("text_config", intermediate_size=50)(path)
-    (path / "tokenizer.json").unlink()
-    problems = inspect(path).problems
+def test_inspection_tells_every_problem(model):
+    lose_shard(model)
+    config("text_config", intermediate_size=50)(model)
+    (model / "tokenizer.json").unlink()
+    problems = inspect(model).problems
     for words in (
         "named by the index and not there",
         "config.json asks for [50, 32]",
@@ -330,19 +305,18 @@ def test_inspection_tells_every_problem(good, tmp_path):
 @pytest.mark.parametrize(
     ("dtype", "number"), [(np.float32, np.nan), (np.float16, -np.inf), (ml_dtypes.bfloat16, np.inf)]
 )
-def test_weights_are_numbers(dtype, number, good, tmp_path):
+def test_weights_are_numbers(dtype, number, model):
     """The largest finite ones too, but no infinity."""
-    path = shutil.copytree(good, tmp_path / "model")
-    shard = first_shard(path)
+    shard = first_shard(model)
     tensors = {name: tensor.astype(dtype) for name, tensor in load_file(shard).items()}
     name = max(tensors)
     tensors[name].flat[-1] = -np.finfo(np.float16).max if dtype == np.float16 else -3e38
     save_file(tensors, shard)
-    load(path)
+    load(model)
     tensors[name].flat[-1] = number
     save_file(tensors, shard)
     with pytest.raises(InputError, match=f"{shard.name}: {name} holds NaN or infinity"):
-        load(path)
+        load(model)
 
 
 @pytest.mark.parametrize(
@@ -367,23 +341,20 @@ def test_a_tower_is_read_from_the_files_that_the_model_is(good, tmp_path):
     jax.tree.map(equal, tower["vision_tower"], model.params["vision_tower"])
 
 
-def test_a_tower_is_not_read_from_a_directory_without_weights(good, tmp_path):
-    path = shutil.copytree(good, tmp_path / "model")
-    for file in (*path.glob("*.safetensors"), path / "model.safetensors.index.json"):
-        file.unlink()
+def test_a_tower_is_not_read_from_a_directory_without_weights(model):
+    without_weights()(model)
     line = r"model: no model.safetensors and no model.safetensors.index.json; fetch the model's"
     with pytest.raises(InputError, match=line):
-        read_tower(path, jnp.dtype("float32"))
+        read_tower(model, jnp.dtype("float32"))
 
 
-def test_a_tower_that_the_index_does_not_name_is_one_line(good, tmp_path):
-    path = shutil.copytree(good, tmp_path / "model")
-    index = path / "model.safetensors.index.json"
+def test_a_tower_that_the_index_does_not_name_is_one_line(model):
+    index = model / "model.safetensors.index.json"
     weights = json.loads(index.read_text())["weight_map"]
     kept = {name: file for name, file in weights.items() if "vision_tower" not in name}
     towers = {file for name, file in weights.items() if name not in kept}
     edit(index, lambda raw: raw.update(weight_map=kept))
     for file in towers - {*kept.values()}:
-        (path / file).unlink()
+        (model / file).unlink()
     with pytest.raises(InputError, match=r"model: vision_tower\.\S+ is missing; "):
-        read_tower(path, jnp.dtype("float32"))
+        read_tower(model, jnp.dtype("float32"))

@@ -177,7 +177,7 @@ def test_subjects_take_turns(tmp_path: Path) -> None:
     rows = [row | {"subject": subject} for row, subject in zip(FACTS, "aabbbc", strict=False)]
     path = write(tmp_path / "test.parquet", rows)
     assert [sample.turns[0][0][0] for sample in benchmark_samples("mmlu", path)] == [
-        *("0", "2", "5", "1", "3", "4"),
+        *("0", "2", "5", "1", "3", "4")
     ]
 
 

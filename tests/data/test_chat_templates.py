@@ -180,9 +180,7 @@ def test_one_bos_at_most():
     ],
 )
 def test_templates_that_do_not_work(template, reason):
-    with pytest.raises(InputError, match=reason) as caught:
-        PromptEncoder(tokenizer(template)).prompt("Who?")
-    assert "\n" not in str(caught.value)
+    assert reason in tiny.one_line(lambda: PromptEncoder(tokenizer(template)).prompt("Who?"))
 
 
 @pytest.mark.parametrize(
@@ -241,10 +239,9 @@ def test_contents_are_not_printed_as_python_does():
     ],
 )
 def test_templates_run_in_a_sandbox(template, reason):
-    with pytest.raises(InputError, match="cannot render messages of user") as caught:
-        PromptEncoder(tokenizer(template)).prompt("Who?")
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
+    said = tiny.one_line(lambda: PromptEncoder(tokenizer(template)).prompt("Who?"))
+    assert "cannot render messages of user" in said
+    assert reason in said
 
 
 REASONED = CHATML.replace("m['content']", "m['content'].split('</think>')[-1]")

@@ -13,7 +13,7 @@ from PIL import Image
 from jaxspec.data.conversations import Skipped, own_samples, readable
 from jaxspec.data.forms import FORMS
 from jaxspec.data.samples import Sample
-from jaxspec.errors import InputError
+from tests import tiny
 from tests.conftest import ROOT
 
 CUP, TRAM = (4, 3), (5, 6)
@@ -36,10 +36,7 @@ SAMPLES: dict[str, tuple[tuple[str, tuple[tuple[str, str], ...], list[tuple[int,
         ("Be brief.", (("Hi", "Ho"), ("Translate.\nThe house.", "La maison.")), []),
         ("", (("What?", "A cup."), ("And <image>?", "A tram.")), [TRAM]),
     ),
-    "marked text": (
-        ("", (("1+1?", "2"), ("Why?", "So it is.")), []),
-        ("", (("Hi", "Ho"),), []),
-    ),
+    "marked text": (("", (("1+1?", "2"), ("Why?", "So it is.")), []), ("", (("Hi", "Ho"),), [])),
     "text": (("", (("", "Once upon a time."),), []), ("", (("<image>", "A caption."),), [CUP])),
 }
 """System prompt, turns and sizes of images of the page's rows."""
@@ -132,10 +129,8 @@ def test_two_rows_of_a_form(form: str, suffix: str, photos: Path) -> None:
 )
 def test_wrong_rows_are_one_line(row: dict[str, object], reason: str, photos: Path) -> None:
     (photos / "rows.jsonl").write_text(json.dumps({"text": "Hi"}) + "\n" + json.dumps(row))
-    with pytest.raises(InputError) as caught:
-        list(own_samples("mine", photos / "rows.jsonl"))
-    assert f"rows.jsonl line 2: {reason}" in str(caught.value).replace(", image: ", ": image: ")
-    assert "\n" not in str(caught.value)
+    said = tiny.one_line(lambda: list(own_samples("mine", photos / "rows.jsonl")))
+    assert f"rows.jsonl line 2: {reason}" in said.replace(", image: ", ": image: ")
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])

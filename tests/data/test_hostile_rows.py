@@ -107,10 +107,7 @@ def test_marks_and_odd_ends_of_lines_are_no_ends_of_rows(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [
-        ('[{"text": "a"},\n{"text": ', "not JSON .*line 2 column 10"),
-        *NO_JSON.values(),
-    ],
+    [('[{"text": "a"},\n{"text": ', "not JSON .*line 2 column 10"), *NO_JSON.values()],
 )
 def test_a_file_that_is_no_list_is_one_line(text: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(text.encode(errors="surrogateescape"))

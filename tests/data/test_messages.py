@@ -120,10 +120,7 @@ def test_an_image_between_texts_keeps_its_place_in_one_text() -> None:
         ([], "messages: []; give a list"),
         (["Hi"], "messages[0]: 'Hi' is no message {role, content}"),
         ([{"role": "user"}], "messages[0]: {'role': 'user'} is no message"),
-        (
-            [{"role": "usr", "content": "Hi"}],
-            "messages[0]: role 'usr' is unknown; did you mean 'user'?",
-        ),
+        ([{"role": "usr", "content": "Hi"}], "messages[0]: role 'usr' is unknown; did you mean 'u"),
         (
             [{"role": "assistant", "content": None, "tool_calls": []}],
             "messages[0]: content None; give a text or a list of parts",
@@ -153,10 +150,7 @@ def test_an_image_between_texts_keeps_its_place_in_one_text() -> None:
     ],
 )
 def test_wrong_messages_are_one_line(values: Any, reason: str) -> None:
-    with pytest.raises(InputError) as caught:
-        read_messages(values, [PAGE])
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert reason in tiny.one_line(read_messages, values, [PAGE])
 
 
 def test_images_left_over_and_web_addresses() -> None:

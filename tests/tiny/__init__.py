@@ -51,5 +51,17 @@ from tests.tiny.models import (
     resized,
     text_only,
 )
-from tests.tiny.requests import ENGINE, Talk, loaded, page, request_of
+from tests.tiny.refusals import one_line
+from tests.tiny.requests import (
+    ENGINE,
+    Talk,
+    check_session,
+    head_of,
+    loaded,
+    page,
+    request_of,
+    run_live,
+    split,
+    tokens,
+)
 from tests.tiny.tiers import rarer

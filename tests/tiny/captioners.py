@@ -111,16 +111,9 @@ def florence2(path: Path) -> Path:
         max_position_embeddings=128,
     )
     vision = {
-        "depths": (1, 1),
-        "patch_size": (7, 3),
-        "patch_stride": (4, 2),
-        "patch_padding": (3, 1),
-        "patch_prenorm": (False, True),
-        "embed_dim": (8, 16),
-        "num_heads": (2, 2),
-        "num_groups": (2, 2),
-        "window_size": 4,
-        "projection_dim": 16,
+        **{"depths": (1, 1), "patch_size": (7, 3), "patch_stride": (4, 2), "patch_padding": (3, 1)},
+        **{"patch_prenorm": (False, True), "embed_dim": (8, 16), "num_heads": (2, 2)},
+        **{"num_groups": (2, 2), "window_size": 4, "projection_dim": 16},
     }
     config = Florence2Config(text_config=text.to_dict(), vision_config=vision, image_token_id=4)
     pictures = CLIPImageProcessorPil(size={"height": SIDE, "width": SIDE}, do_center_crop=False)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,23 +82,25 @@ E2B: dict[str, Any] = {
 
 def tokenizer(characters: str = CHARACTERS) -> Any:
     """One token a character, so that any printable text survives encoding and decoding."""
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return character_tokenizer(SPECIAL, characters, "<unk>", unk_token="<unk>", **names)
+
+
+def character_tokenizer(
+    special: Sequence[str], characters: str, unknown: str, **options: Any
+) -> Any:
+    """Ids of special tokens, then of characters."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *characters))}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    vocabulary = {token: i for i, token in enumerate((*special, *characters))}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     core.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+        [AddedToken(token, special=True, normalized=False) for token in special]
     )
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, **options)
 
 
 def chat_tokenizer() -> Any:

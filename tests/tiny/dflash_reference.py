@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.tiny.eagle_reference import capped, finish, gemmas, is_gemma, norm, of_all, rotate
+from tests.tiny.eagle_reference import block, capped, gemmas, is_gemma, norm, of_all
 
 
 def draft(
@@ -41,9 +41,12 @@ def draft(
     config = gemmas(config) if is_gemma(config) else config
     embedding = embedding * config.get("embed_scale", 1)
     x = embedding[[newest] + [own["mask_token_id"]] * (count - ahead)]
+    places = np.repeat(np.arange(length + len(x))[:, None], 3, axis=1)
     for index in range(config["num_hidden_layers"]):
+        prefix = f"layers.{index}."
+        normed = norm(x, tensors[f"{prefix}input_layernorm.weight"], config)
         seen = visible(config, own, index, length, len(x))
-        x = layer(config, tensors, f"layers.{index}.", context, x, seen)
+        x = block(config, tensors, prefix, np.concatenate([context, normed]), x, places, seen)
     hidden = norm(x, tensors["norm.weight"], config)[0 if ahead else 1 :]
     scores = capped(config, hidden @ tensors.get("lm_head.weight", output).T)
     if own.get("markov_rank"):
@@ -82,40 +85,3 @@ def states_of(config: dict[str, Any]) -> tuple[int, ...]:
     own = entries(config)
     outputs = own.get("target_layer_ids", [])
     return tuple(own.get("aux_hidden_state_layer_ids") or [layer + 1 for layer in outputs])
-
-
-def layer(
-    config: dict[str, Any],
-    tensors: dict[str, np.ndarray],
-    prefix: str,
-    context: np.ndarray,
-    x: np.ndarray,
-    seen: np.ndarray,
-) -> np.ndarray:
-    """The layer's output [T, D]; the block's T tokens read what `seen` [T, L + T] says."""
-    gemma = is_gemma(config)
-
-    def weight(name: str) -> np.ndarray:
-        return tensors[f"{prefix}{name}.weight"]
-
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    width, length = config["head_dim"], len(context)
-    normed = norm(x, weight("input_layernorm"), config)
-    both = np.concatenate([context, normed])
-    places = np.repeat(np.arange(length + len(x))[:, None], 3, axis=1)
-    q = (normed @ weight("self_attn.q_proj").T).reshape(len(x), heads, width)
-    k, v = (
-        (both @ weight(f"self_attn.{name}_proj").T).reshape(len(both), kv_heads, width)
-        for name in ("kk" if gemma and config["attention_k_eq_v"] else "kv")
-    )
-    if gemma:
-        v = norm(v, np.ones(width), config)
-    q = rotate(norm(q, weight("self_attn.q_norm"), config), places[length:], config)
-    k = rotate(norm(k, weight("self_attn.k_norm"), config), places, config)
-    k, v = (np.repeat(leaf, heads // kv_heads, axis=1) for leaf in (k, v))
-    attention = np.einsum("tnh,snh->nts", q, k) / (1 if gemma else np.sqrt(width))
-    attention = np.where(seen, attention, -np.inf)
-    attention = np.exp(attention - attention.max(-1, keepdims=True))
-    attention /= attention.sum(-1, keepdims=True)
-    read = np.einsum("nts,snh->tnh", attention, v).reshape(len(x), -1)
-    return finish(config, tensors, prefix, x, read)

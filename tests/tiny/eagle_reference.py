@@ -220,10 +220,11 @@ def block(
     places: Any,
     seen: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The stream [L, D] after attention over `read` [L, width], causal unless `seen` says
-    otherwise, and the MLP.
+    """The stream [T, D] after attention over `read` [L, width], whose last T are the stream's,
+    causal unless `seen` [T, L] says otherwise, and the MLP.
     """
     seen = np.tri(len(read), dtype=bool) if seen is None else seen
+    own = slice(len(read) - len(stream), None)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     width, places, gemma = config["head_dim"], np.stack(places), is_gemma(config)
     q, k, v = (
@@ -235,30 +236,16 @@ def block(
         k = norm(k, tensors[f"{prefix}self_attn.k_norm.weight"], config)
     if gemma:
         v = norm(v, np.ones(width), config)
-    q, k = rotate(q, places, config), rotate(k, places, config)
+    q, k = rotate(q[own], places[own], config), rotate(k, places, config)
     k, v = (np.repeat(leaf, heads // kv_heads, axis=1) for leaf in (k, v))
     attention = np.einsum("tnh,snh->nts", q, k) / (1 if gemma else np.sqrt(width))
     attention = np.where(seen, attention, -np.inf)
     attention = np.exp(attention - attention.max(-1, keepdims=True))
     attention /= attention.sum(-1, keepdims=True)
-    out = np.einsum("nts,snh->tnh", attention, v).reshape(len(read), -1)
-    return finish(config, tensors, prefix, stream, out)
-
-
-def finish(
-    config: dict[str, Any],
-    tensors: dict[str, np.ndarray],
-    prefix: str,
-    stream: np.ndarray,
-    out: np.ndarray,
-) -> np.ndarray:
-    """A layer's output: the stream and the outputs of attention, projected, and of the MLP.
-
-    A Gemma 4 norms both outputs, too, and multiplies the sum by a number of the layer's own.
-    """
-    gemma = is_gemma(config)
+    out = np.einsum("nts,snh->tnh", attention, v).reshape(len(stream), -1)
 
     def added(out: np.ndarray, name: str) -> np.ndarray:
+        """A Gemma 4 norms both outputs, too, and multiplies the sum by a number of its own."""
         return stream + (norm(out, tensors[f"{prefix}{name}.weight"], config) if gemma else out)
 
     stream = added(times(tensors, f"{prefix}self_attn.o_proj", out), "post_attention_layernorm")

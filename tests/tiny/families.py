@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import transformers
-
 from jaxspec.checkpoints.huggingface import SaveOptions, save
 from jaxspec.checkpoints.processors import pillow_class
 from jaxspec.config import (
@@ -44,6 +42,10 @@ _SHAPE: dict[str, Any] = {
     "num_attention_heads": 2,
     "num_hidden_layers": 1,
 }
+_QWEN_TEXT = {"vocab_size": _WORDS, "num_key_value_heads": 1, "eos_token_id": 2} | _SHAPE
+_QWEN_TOWER: dict[str, Any] = {"patch_size": 4, "out_hidden_size": 16}
+_QWEN_MARKS: dict[str, Any] = {"image_token_index": 3, "video_token_id": 0}
+_QWEN_MARKS |= {"vision_start_token_id": 1, "vision_end_token_id": 2}
 
 
 def _next() -> tuple[ModelConfig, Any]:
@@ -51,78 +53,45 @@ def _next() -> tuple[ModelConfig, Any]:
         _TEXT, _VISION, image_token_index=_IMAGE, image_grid_pinpoints=_PINPOINTS
     )
     edges = {"size": {"shortest_edge": _SIDE}, "crop_size": {"height": _SIDE, "width": _SIDE}}
-    maker = (
-        getattr(transformers, "LlavaNextImageProcessorPil", None)
-        or transformers.LlavaNextImageProcessor
-    )
-    return config, maker(image_grid_pinpoints=[list(pinpoint) for pinpoint in _PINPOINTS], **edges)
+    pinpoints = [list(pinpoint) for pinpoint in _PINPOINTS]
+    maker = pillow_class("LlavaNextImageProcessor")
+    return config, maker(image_grid_pinpoints=pinpoints, **edges)
 
 
 def _onevision() -> tuple[ModelConfig, Any]:
     tower = VisionConfig(
         "siglip_vision_model", image_size=_SIDE, patch_size=14, hidden_act="gelu", **_SHAPE
     )
-    text = Qwen2Config(vocab_size=_WORDS, num_key_value_heads=1, eos_token_id=2, **_SHAPE)
+    text = Qwen2Config(**_QWEN_TEXT)
     config = LlavaOnevisionConfig(
         text, tower, image_token_index=_IMAGE, video_token_index=3, image_grid_pinpoints=_PINPOINTS
     )
-    maker = (
-        getattr(transformers, "LlavaOnevisionImageProcessorPil", None)
-        or transformers.LlavaOnevisionImageProcessor
-    )
+    maker = pillow_class("LlavaOnevisionImageProcessor")
     pinpoints = [list(pinpoint) for pinpoint in _PINPOINTS]
     return config, maker(image_grid_pinpoints=pinpoints, size={"height": _SIDE, "width": _SIDE})
 
 
+def _patches_of_qwen() -> Any:
+    size = {"shortest_edge": 64, "longest_edge": 4096}
+    return pillow_class("Qwen2VLImageProcessor")(patch_size=4, size=size)
+
+
 def _qwen_vl() -> tuple[ModelConfig, Any]:
     rope = RopeScaling(mrope_section=(1, 1, 2))
-    text = Qwen2Config(
-        vocab_size=_WORDS, num_key_value_heads=1, rope_scaling=rope, eos_token_id=2, **_SHAPE
-    )
+    text = Qwen2Config(**_QWEN_TEXT, rope_scaling=rope)
     vision = QwenVisionConfig(
-        1, 16, 24, 2, patch_size=4, window_size=16, fullatt_block_indexes=(0,)
+        1, 16, 24, 2, **_QWEN_TOWER, window_size=16, fullatt_block_indexes=(0,)
     )
-    vision = replace(vision, out_hidden_size=16)
-    config = QwenVLConfig(
-        text,
-        vision,
-        image_token_index=3,
-        video_token_id=0,
-        vision_start_token_id=1,
-        vision_end_token_id=2,
-    )
-    maker = (
-        getattr(transformers, "Qwen2VLImageProcessorPil", None)
-        or transformers.Qwen2VLImageProcessor
-    )
-    return config, maker(patch_size=4, size={"shortest_edge": 64, "longest_edge": 4096})
+    return QwenVLConfig(text, vision, **_QWEN_MARKS), _patches_of_qwen()
 
 
 def _qwen3_vl() -> tuple[ModelConfig, Any]:
     rope = RopeScaling(mrope_section=(2, 1, 1), mrope_interleaved=True)
-    text = Qwen3Config(
-        vocab_size=_WORDS,
-        num_key_value_heads=1,
-        head_dim=8,
-        rope_scaling=rope,
-        eos_token_id=2,
-        **_SHAPE,
-    )
+    text = Qwen3Config(**_QWEN_TEXT, head_dim=8, rope_scaling=rope)
     vision = Qwen3VisionConfig(
-        2,
-        16,
-        24,
-        2,
-        patch_size=4,
-        out_hidden_size=16,
-        num_position_embeddings=9,
-        deepstack_visual_indexes=(1,),
+        2, 16, 24, 2, **_QWEN_TOWER, num_position_embeddings=9, deepstack_visual_indexes=(1,)
     )
-    config = Qwen3VLConfig(
-        text, vision, image_token_index=3, video_token_id=0,
-        vision_start_token_id=1, vision_end_token_id=2,
-    )  # fmt: skip
-    return config, _qwen_vl()[1]
+    return Qwen3VLConfig(text, vision, **_QWEN_MARKS), _patches_of_qwen()
 
 
 _MARKS = {"image_token_index": 3, "boi_token_id": 1, "eoi_token_id": 2}

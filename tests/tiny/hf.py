@@ -40,32 +40,17 @@ VOCABULARY, IMAGE, PATCHES = 53, 52, 9
 TOLERANCE = 1e-4
 
 TEXT = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 44,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rope_theta": 100.0,
+    **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 44},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"max_position_embeddings": 128, "rope_theta": 100.0},
 }
 VISION = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "image_size": 12,
-    "patch_size": 4,
-    "projection_dim": 16,
+    **{"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3},
+    **{"num_attention_heads": 4, "image_size": 12, "patch_size": 4, "projection_dim": 16},
 }
 OPT = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "word_embed_proj_dim": 32,
-    "ffn_dim": 44,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
+    **{"vocab_size": VOCABULARY, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 44},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128},
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -103,15 +88,9 @@ def gemma3(**changes: Any) -> Gemma3ForCausalLM:
 
 GEMMA4 = {
     **{name: value for name, value in TEXT.items() if name != "rope_theta"},
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-    "vocab_size_per_layer_input": 0,
-    "final_logit_softcapping": 30.0,
-    "sliding_window": 6,
-    "num_hidden_layers": 3,
+    **{"num_attention_heads": 16, "num_key_value_heads": 8, "num_global_key_value_heads": 1},
+    **{"attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
+    **{"final_logit_softcapping": 30.0, "sliding_window": 6, "num_hidden_layers": 3},
     "layer_types": ["sliding_attention", "full_attention", "full_attention"],
 }
 """Entries of Gemma 4 12B's and 31B's decoders, except for the window and the depth."""

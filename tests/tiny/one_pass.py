@@ -56,6 +56,26 @@ def drafted_blocks(
     assert len(emitted) > 1, emitted
 
 
+def target_states(target: LoadedModel, head: LoadedHead, prompt: Prompt, answer: list[int]) -> Any:
+    """Return a row of the target, its embeddings, and the states that a head reads."""
+    rows, images = whole_row(target, prompt, answer)
+    model, kept = target.model, head.config.target_states
+
+    @jax.jit
+    def read(images: Any) -> Any:
+        embeds = model.embed(target.params, rows, model.encode(target.params, images))
+        return embeds, model.read(target.params, embeds, rows, rows.tokens.shape[1], kept)[1].hidden
+
+    return rows, *(np.asarray(leaf, np.float64)[0] for leaf in read(images))
+
+
+def check_draft(draft: Draft, scores: np.ndarray, temperature: float, atol: float) -> None:
+    """Check a draft's first distributions against scores."""
+    probs = np.exp((scores - scores.max(-1, keepdims=True)) / temperature)
+    probs /= probs.sum(-1, keepdims=True)
+    np.testing.assert_allclose(draft.view_probs[0, 0, : len(probs)], probs, atol=atol)
+
+
 def check_training_pass(
     headed: Callable[[tuple[int, ...]], tuple[LoadedModel, LoadedHead]],
     config: EngineConfig,

@@ -4,16 +4,13 @@ wants them.
 
 from __future__ import annotations
 
-import string
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
-    PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
@@ -26,7 +23,8 @@ from transformers import (
 )
 
 from tests.hub.configs import CHATML
-from tests.tiny import hf
+from tests.tiny import CHARACTERS, hf
+from tests.tiny.checkpoints import character_tokenizer
 from tests.tiny.hf import torch
 
 SPECIAL = (
@@ -36,35 +34,20 @@ SPECIAL = (
 START, STOP, IMAGE = (
     SPECIAL.index(f"<|{name}|>") for name in ("vision_start", "vision_end", "image_pad")
 )
-CHARACTERS = "\n" + string.printable[:95]
 PADDED = len(SPECIAL) + len(CHARACTERS) + 2
 """Rows of the target's vocabulary: two more than the tokeniser has words."""
 TEMPLATE = CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
 """What Qwen2.5-VL's says of text and images."""
 
 TEXT: dict[str, Any] = {
-    "vocab_size": PADDED,
-    "hidden_size": 32,
-    "intermediate_size": 44,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 512,
-    "rope_theta": 100.0,
-    "eos_token_id": None,
-    "bos_token_id": None,
+    **{"vocab_size": PADDED, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512},
+    **{"rope_theta": 100.0, "eos_token_id": None, "bos_token_id": None},
 }
 VISION: dict[str, Any] = {
-    "depth": 3,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_heads": 2,
-    "patch_size": 4,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "window_size": 16,
-    "fullatt_block_indexes": [1],
-    "out_hidden_size": 32,
+    **{"depth": 3, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "patch_size": 4},
+    **{"spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16},
+    **{"fullatt_block_indexes": [1], "out_hidden_size": 32},
 }
 ROPE = {"type": "mrope", "mrope_section": [2, 3, 3]}
 """Sections of the decoder's 8 frequencies."""
@@ -128,16 +111,8 @@ def text_model(kind: str = "qwen2", **changes: Any) -> Any:
 
 
 def tokenizer() -> Any:
-    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS))}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<|endoftext|>"))
-    core.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
-    )
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|im_end|>", chat_template=TEMPLATE
-    )
+    options = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    return character_tokenizer(SPECIAL, CHARACTERS, "<|endoftext|>", **options)
 
 
 def image_processor(most: int = 40) -> Any:

@@ -4,19 +4,25 @@ from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxspec.config import LlavaConfig, ModelConfig
-from jaxspec.engine.engine import Engine, EngineConfig, Request
-from jaxspec.loading.models import LoadedModel
+from jaxspec.engine.batches.batch import Batch
+from jaxspec.engine.engine import Engine, EngineConfig, Request, Result
+from jaxspec.engine.session import Session
+from jaxspec.loading.models import LoadedHead, LoadedModel
 from jaxspec.prompts.placeholders import PLACEHOLDER
+from jaxspec.sharding import shardings
 from jaxspec.typing import Params
 from picturebook.samples import Sample
 from tests.tiny.checkpoints import CONFIG, image_processor, tokenizer
+from tests.tiny.models import kv_head
 
 ENGINE = EngineConfig(
     views=("M", "T"),
@@ -35,6 +41,16 @@ def loaded(params: Params, config: ModelConfig = CONFIG, words: Any = None) -> L
     return LoadedModel(config, jax.device_put(params), words or tokenizer(), pages)
 
 
+def split(model: LoadedModel, mesh: Mesh) -> LoadedModel:
+    """The model on a mesh."""
+    places = shardings(model.config, model.params, mesh)
+    return replace(model, params=jax.device_put(model.params, places))
+
+
+def head_of(target: LoadedModel, **options: Any) -> LoadedHead:
+    return LoadedHead(*kv_head(target.model, target.params, **options))
+
+
 def page(seed: int = 0, height: int = 28, width: int = 28) -> np.ndarray:
     """Noise."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
@@ -50,6 +66,33 @@ def request_of(
 ) -> Request:
     prompt = engine.encoder.prompt(words, [page(seed + i) for i in range(images)])
     return Request(prompt, max_new_tokens, seed=seed, **options)
+
+
+def tokens(results: Iterable[Result]) -> list[tuple[int, ...]]:
+    return [result.tokens for result in results]
+
+
+def run_live(batch: Batch, waiting: dict[int, Any]) -> dict[int, Result]:
+    """The results of requests that join a live batch as rows become free, token by token."""
+    results = dict[int, Result]()
+    while waiting or batch.busy:
+        batch.join(waiting)
+        batch.decode(stride=1)
+        results |= batch.results()[1]
+    return results
+
+
+def check_session(engine: Engine, turns: Iterable[tuple[str, Sequence[Any]]], new: int = 8) -> None:
+    """Check that each turn, a question and its images, is answered as the whole prompt is."""
+    session, prompt, answer = Session(engine), None, ()
+    for question, images in turns:
+        said = session.ask(question, images=images, max_new_tokens=new).tokens
+        if prompt is None:
+            prompt = engine.encoder.prompt(question, images)
+        else:
+            prompt = engine.encoder.follow_up(prompt, answer, question, images)
+        answer = engine.generate(Request(prompt, new)).tokens
+        assert said == answer
 
 
 class Talk(Sequence[Sample]):

@@ -11,10 +11,12 @@ import numpy as np
 from PIL import Image
 
 from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.processors import pillow_class
 from jaxspec.engine.engine import LoadedModel
 from jaxspec.prompts.encoder import Prompt
 from tests.tiny import SPECIAL, chat_tokenizer, hf, tokenizer
 from tests.tiny.hf import torch
+from tests.tiny.requests import page as noise
 
 IMAGE = SPECIAL.index("<image>")
 PINPOINTS = [[12, 24], [24, 12], [24, 24], [36, 12], [12, 36], [36, 36]]
@@ -71,9 +73,6 @@ def processor(model: Any) -> Any:
     name = type(model).__name__.removesuffix("ForConditionalGeneration")
     size = {"shortest_edge": 12} if name == "LlavaNext" else {"height": 12, "width": 12}
     crop = {"crop_size": {"height": 12, "width": 12}} if name == "LlavaNext" else {}
-    maker = getattr(transformers, f"{name}ImageProcessorPil", None) or getattr(
-        transformers, f"{name}ImageProcessor"
-    )
     counts: dict[str, Any] = {"patch_size": 4, "num_additional_image_tokens": 1}
     if name == "LlavaOnevision":
         counts = {"num_image_tokens": 9, "vision_aspect_ratio": model.config.vision_aspect_ratio}
@@ -81,7 +80,7 @@ def processor(model: Any) -> Any:
     # OneVision's cannot even be made without torchvision, for the sake of its videos.
     unchecked = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
     return unchecked(
-        maker(size=size, image_grid_pinpoints=PINPOINTS, **crop),
+        pillow_class(f"{name}ImageProcessor")(size=size, image_grid_pinpoints=PINPOINTS, **crop),
         tokenizer(),
         vision_feature_select_strategy=model.config.vision_feature_select_strategy,
         **counts,
@@ -98,9 +97,7 @@ def load(path: Any, model: Any) -> LoadedModel:
 
 
 def page(height: int, width: int, seed: int = 0) -> Image.Image:
-    return Image.fromarray(
-        np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-    )
+    return Image.fromarray(noise(seed, height, width))
 
 
 def inputs(model: Any, prompt: Prompt) -> dict[str, Any]:
