@@ -40,6 +40,7 @@ from jaxspec.cli.options import run_script
 from jaxspec.command import load_preset, preset_names
 from jaxspec.config import RotaryConfig, text_config, with_text
 from jaxspec.decoding.steps import run_decode, run_prefill
+from jaxspec.engine.config import EngineConfig
 from jaxspec.engine.drafts import DraftConfig
 from jaxspec.engine.memory import abstract_inputs, abstract_state, at_place, bytes_held
 from jaxspec.engine.plan import CHIPS, abstract_program, chip_of, sizes_of, split_over
@@ -161,16 +162,9 @@ def assembled(config: LatencyConfig, name: Name, width: int | None) -> tuple[Any
     elif name not in ("plain", "prompt", "lookup"):
         views, drafts = ("M", "T"), [config.draft]
     padded = width and tree is None and (name == "plain" or width > gamma)
-    return abstract_program(
-        config.target,
-        drafts,
-        views,
-        gamma,
-        jnp.dtype(config.dtype),
-        tree,
-        config.target_weights,
-        width if padded else None,
-    )
+    options = EngineConfig(views=views, gamma=gamma, tree=tree, width=width if padded else None)
+    dtype, weights = jnp.dtype(config.dtype), config.target_weights
+    return abstract_program(config.target, drafts, options, dtype, weights)
 
 
 def compiled(

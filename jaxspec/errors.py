@@ -79,10 +79,14 @@ def warn_once(line: str) -> None:
         logging.getLogger("jaxspec").warning(line)
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
-    """Return advice for an unknown name: the most similar known name, or all known names."""
-    near = difflib.get_close_matches(name, names, 1)
-    return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names) or 'none'}"
+def nearest(name: str, names: Sequence[str], otherwise: str = "") -> str:
+    """Return advice for an unknown name: the most similar known name, or all known names.
+
+    otherwise: Advice in place of all known names.
+    """
+    if near := difflib.get_close_matches(name, names, 1):
+        return f"did you mean {near[0]!r}?"
+    return otherwise or f"use one of {', '.join(names) or 'none'}"
 
 
 def printable(text: str) -> str:

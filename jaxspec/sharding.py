@@ -53,20 +53,19 @@ _TOWER = r"(?:vision_tower|visual)/(?:.+/)?"
 Axes = tuple[tuple[str, tuple[str | None, ...]], ...]
 """Regex of a parameter's whole path -> logical axis of each dimension; () replicates any rank."""
 
+_UP, _DOWN = ("mlp", "embed"), ("embed", "mlp")
+"""Axes of a matrix that makes a layer wider, [wide, D], and of one that makes it narrow again."""
+
 TABLE: Axes = (
     # the decoder
     (_DECODER + r"embed_tokens(?:_per_layer)?/embedding", ("vocab", "embed")),
     (_DECODER + r"embed_positions/embedding", (None, "embed")),
     (r"(?:language_model/)?lm_head/weight", ("vocab", "embed")),
     (_DECODER + r"layers_\d+/self_attn/q_proj/weight", ("heads", "embed")),
-    (_DECODER + r"layers_\d+/self_attn/q_proj/bias", ("heads",)),
     (_DECODER + r"layers_\d+/self_attn/[kv]_proj/weight", ("kv_heads", "embed")),
-    (_DECODER + r"layers_\d+/self_attn/[kv]_proj/bias", ("kv_heads",)),
     (_DECODER + r"layers_\d+/self_attn/(?:o|out)_proj/weight", ("embed", "heads")),
-    (_DECODER + r"layers_\d+/(?:mlp/)?(?:gate_proj|up_proj|fc1)/weight", ("mlp", "embed")),
-    (_DECODER + r"layers_\d+/(?:mlp/)?(?:gate_proj|up_proj|fc1)/bias", ("mlp",)),
-    (_DECODER + r"layers_\d+/(?:mlp/)?(?:down_proj|fc2)/weight", ("embed", "mlp")),
-    (_DECODER + r"layers_\d+/(?:(?:self_attn/(?:o|out)|mlp/down)_proj|(?:mlp/)?fc2)/bias", (None,)),
+    (_DECODER + r"layers_\d+/(?:mlp/)?(?:gate_proj|up_proj|fc1)/weight", _UP),
+    (_DECODER + r"layers_\d+/(?:mlp/)?(?:down_proj|fc2)/weight", _DOWN),
     (_DECODER + r"project_(?:in|out)/weight", (None, None)),
     (_DECODER + r"layers_\d+/layer_scalar", ()),
     (
@@ -75,40 +74,24 @@ TABLE: Axes = (
     ),
     (_DECODER + r"layers_\d+/per_layer_projection/weight", ("embed", None)),
     # the vision tower and the projector
-    (
-        _TOWER + r"(?:(?:[qkv]|gate|up)_proj(?:/linear)?|qkv|(?:linear_)?fc1)/weight",
-        ("mlp", "embed"),
-    ),
-    (_TOWER + r"(?:[qkv]_proj|qkv|gate_proj|up_proj|(?:linear_)?fc1)/bias", ("mlp",)),
-    (
-        _TOWER + r"(?:(?:o|out|down)_proj(?:/linear)?|attn/proj|(?:linear_)?fc2)/weight",
-        ("embed", "mlp"),
-    ),
+    (_TOWER + r"(?:(?:[qkv]|gate|up)_proj(?:/linear)?|qkv|(?:linear_)?fc1)/weight", _UP),
+    (_TOWER + r"(?:(?:o|out|down)_proj(?:/linear)?|attn/proj|(?:linear_)?fc2)/weight", _DOWN),
     (_TOWER + r"(?:(?:input|output)_(?:min|max)|std_(?:bias|scale))", ()),
     (_TOWER + r"patch_embedder/(?:input_proj/weight|position_embedding_table)", ()),
-    (_TOWER + r"(?:out_proj|attn/proj|down_proj|(?:linear_)?fc2)/bias", (None,)),
-    (
-        _TOWER + r"merger/(?:mlp_0|linear_1)/weight|multi_modal_projector/linear_1/weight",
-        ("mlp", "embed"),
-    ),
-    (_TOWER + r"merger/(?:mlp_0|linear_1)/bias|multi_modal_projector/linear_1/bias", ("mlp",)),
-    (
-        _TOWER + r"merger/(?:mlp_2|linear_2)/weight|multi_modal_projector/linear_2/weight",
-        ("embed", "mlp"),
-    ),
-    (_TOWER + r"merger/(?:mlp_2|linear_2)/bias|multi_modal_projector/linear_2/bias", (None,)),
+    (_TOWER + r"merger/(?:mlp_0|linear_1)/weight|multi_modal_projector/linear_1/weight", _UP),
+    (_TOWER + r"merger/(?:mlp_2|linear_2)/weight|multi_modal_projector/linear_2/weight", _DOWN),
     (r"multi_modal_projector/mm_input_projection_weight", ("embed", None)),
     (_TOWER + r"patch_embed(?:ding)?/(?:proj/)?(?:kernel|bias)", ()),
     (_TOWER + r"(?:class_embedding|position_embedding/embedding|pos_embed/embedding)", ()),
-    (r"vision_embedder/patch_dense/weight", ("mlp", "embed")),
-    (r"vision_embedder/patch_dense/bias", ("mlp",)),
+    (r"vision_embedder/patch_dense/weight", _UP),
     (r"vision_embedder/(?:pos_embedding|patch_ln[12]/(?:weight|bias))", ()),
-    (r"embed_vision/embedding_projection/weight", ("embed", "mlp")),
+    (r"embed_vision/embedding_projection/weight", _DOWN),
     # both
     (r"(?:.*/)?\w*(?:norm|norm[12]|norm_\d|layrnorm|ln_q)/(?:weight|bias)", (None,)),
     (r"image_newline", (None,)),
 )
-"""Rows of models' parameters. A kind of head adds its own."""
+"""Rows of models' parameters. A kind of head adds its own. A bias without a row is split like the
+rows of its matrix, and lies whole over `fsdp`."""
 
 
 def make_mesh(
@@ -175,8 +158,11 @@ def logical_axes(path: str, more: Axes = ()) -> tuple[str | None, ...]:
     more: Rows besides those of `TABLE`.
     """
     if path.endswith("/scale"):
-        return logical_axes(path.removesuffix("scale") + "weight")[:1]
+        return logical_axes(path.removesuffix("scale") + "weight", more)[:1]
     rows = [axes for pattern, axes in (*TABLE, *more) if re.fullmatch(pattern, path)]
+    if path.endswith("/bias") and not rows:
+        first = logical_axes(path.removesuffix("bias") + "weight", more)[:1]
+        return tuple(None if axis == "embed" else axis for axis in first)
     if len(rows) != 1:
         raise ValueError(
             f"jaxspec.sharding.TABLE: {len(rows)} rows match {path!r}; exactly one must"

@@ -356,6 +356,14 @@ print([name for name in {heavy} if sys.modules.get(name)])
         ("--gamma 3", "--gamma: needs a draft; give --draft, or leave it out"),
         ("--draft-revision v2", "--draft-revision: needs --draft with a hub id"),
         ("--captioner jax:x --draft {}/draft", "no view of M shows captions"),
+        (
+            "--captioner jax:{}/nothing --views M,C --draft {}/draft",
+            "nothing': no such directory",
+        ),
+        (
+            "--captioner file:{}/nothing.jsonl --views M,C --draft {}/draft",
+            "nothing.jsonl: no such file; check the path",
+        ),
         ("--prompt caf\udce9", r"prompt 'caf\udce9': '\udce9' is half a character"),
     ],
 )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
+
+from jaxspec.errors import nearest
 
 CLASSES = {
     name: name.capitalize() for name in ("generate", "collaborate", "export", "import", "inspect")
@@ -27,8 +28,7 @@ def mistake(arguments: Sequence[str]) -> str:
     for word in words:
         name = word.partition("=")[0]
         if re.match(r"--[a-z]", name) and name.replace("_", "-") not in names:
-            near = get_close_matches(name, names, 1)
-            advice = f"did you mean {near[0]!r}?" if near else f"see jaxspec {command} --help"
+            advice = nearest(name, names, f"see jaxspec {command} --help")
             return f"{name}: no such option; {advice}"
     return ""
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from inspect import cleandoc, get_annotations, isfunction, signature
 from pathlib import Path
 from textwrap import fill, indent
@@ -250,8 +249,7 @@ def _unknown(
             name = token.partition("=")[0]
             # A group's flag has its "no" behind the group: --head.no-slot-bias.
             form = re.sub(r"^--no-([\w.-]+\.)", r"--\1no-", name.replace("_", "-"))
-            near = get_close_matches(form, options(), 1)
-            return f"{name}: no such option; {f'did you mean {near[0]!r}?' if near else advice}"
+            return f"{name}: no such option; {nearest(form, options(), advice)}"
     token = tokens[0]
     indices = [index for index, word in enumerate(arguments) if word == token]
     before = [(["", "", *arguments][index], ["", *arguments][index]) for index in indices]

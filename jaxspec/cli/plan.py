@@ -17,15 +17,9 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import QWEN_PIXELS
 from jaxspec.cli.shared import refuse_set, view_names
 from jaxspec.config import ModelConfig, QwenVLConfig
+from jaxspec.engine import plan
+from jaxspec.engine.config import EngineConfig
 from jaxspec.engine.drafts import DraftConfig, mixture
-from jaxspec.engine.plan import (
-    CHIPS,
-    Chip,
-    abstract_program,
-    estimate_decoding,
-    sizes_of,
-    usual_head,
-)
 from jaxspec.errors import InputError, check_counts, nearest, needing, printable
 from jaxspec.heads.loading import read_draft_config, recognised
 from jaxspec.models.int8 import Weights
@@ -38,6 +32,7 @@ ROOM, TRAINING_ROOM = 0.93, 0.5
 """Share of a device's memory for decoding, and for training without activations."""
 MOST = 1 << 20
 """Most tokens, images or requests that an option takes."""
+KINDS = "{" + ",".join(plan.CHIPS) + "} ..."
 DEFAULT_CHIPS = ("v5e", "v6e", "v5p", "h100")
 OF_DECODING = (
     *("views", "gamma", "batch_size", "images", "max_pixels", "new"),
@@ -86,9 +81,7 @@ class Plans:
     """int8 for a target whose layers are quantised, see `jaxspec generate`."""
     draft_weights: Weights | None = None
     """int8 for drafts whose layers are quantised."""
-    chips: Annotated[tuple[str, ...], tyro.conf.arg(metavar="{" + ",".join(CHIPS) + "} ...")] = (
-        DEFAULT_CHIPS
-    )
+    chips: Annotated[tuple[str, ...], tyro.conf.arg(metavar=KINDS)] = DEFAULT_CHIPS
     """Kinds of devices. For each, 1, 2, 4, ... devices are tried until one number holds it all."""
 
 
@@ -106,22 +99,15 @@ def run(args: Plans) -> None:
         return
     if not parts.names:
         refuse_set(args, ["gamma"], "needs a draft; give --draft, or leave it out")
-    dtype = parse_dtype(args.dtype)
-    program, params = abstract_program(
-        target,
-        drafts,
-        views,
-        args.gamma,
-        dtype,
-        weights=args.target_weights,
-        draft_weights=args.draft_weights,
-    )
-    sizes = sizes_of(program, args.prompt, _tiles(args, target), args.new)
+    config, dtype = EngineConfig(views=views, gamma=args.gamma), parse_dtype(args.dtype)
+    weights = args.target_weights, args.draft_weights
+    program, params = plan.abstract_program(target, drafts, config, dtype, *weights)
+    sizes = plan.sizes_of(program, args.prompt, _tiles(args, target), args.new)
     estimates = cache(
-        lambda count: estimate_decoding(program, params, count, args.batch_size, sizes)
+        lambda count: plan.estimate_decoding(program, params, count, args.batch_size, sizes)
     )
 
-    def column(chip: Chip, count: int) -> tuple[dict[str, int], dict[str, str]]:
+    def column(chip: plan.Chip, count: int) -> tuple[dict[str, int], dict[str, str]]:
         estimate = estimates(count)
         report = estimate.memory
         caches = report.target_cache + report.draft_cache
@@ -153,13 +139,13 @@ def run(args: Plans) -> None:
 
 def _check(args: Plans) -> None:
     """Raise InputError for options out of range, or that nothing reads."""
-    if args.target in CHIPS:
+    if args.target in plan.CHIPS:
         raise InputError(f"TARGET: missing; {args.target!r} is a chip; give a model before --chips")
     if not args.chips:
-        raise InputError(f"--chips: give one or more of {', '.join(CHIPS)}")
+        raise InputError(f"--chips: give one or more of {', '.join(plan.CHIPS)}")
     for kind in args.chips:
-        if kind not in CHIPS:
-            raise InputError(f"--chips: unknown chip {kind!r}; {nearest(kind, list(CHIPS))}")
+        if kind not in plan.CHIPS:
+            raise InputError(f"--chips: unknown chip {kind!r}; {nearest(kind, list(plan.CHIPS))}")
     counts = {"gamma": args.gamma, "batch-size": args.batch_size, "new": args.new}
     check_counts(**counts, prompt=args.prompt, train=1 if args.train is None else args.train)
     counts |= {"prompt": args.prompt, "images": args.images}
@@ -197,7 +183,7 @@ def _plan_training(args: Plans, target: ModelConfig, draft: DraftConfig) -> None
         mesh = mesh_for(count, batch)
         return mesh, abstract_step(target, draft, mesh, batch, args.prompt, args.dtype)
 
-    def column(chip: Chip, count: int) -> tuple[dict[str, int], dict[str, str]]:
+    def column(chip: plan.Chip, count: int) -> tuple[dict[str, int], dict[str, str]]:
         mesh, step = planned(count)
         cells = {"s a step": f"{step.flops / count / chip.tflops / 1e12:.3g}"}
         cells |= {f"mesh.{axis}": f"{size}" for axis, size in mesh.shape.items()}
@@ -220,7 +206,7 @@ def _print(
     kinds: tuple[str, ...],
     counts: tuple[int, ...],
     room: float,
-    column: Callable[[Chip, int], tuple[dict[str, int], dict[str, str]]],
+    column: Callable[[plan.Chip, int], tuple[dict[str, int], dict[str, str]]],
 ) -> None:
     """Print a table for each kind of device, a line per quantity, at most 80 columns wide.
 
@@ -230,21 +216,21 @@ def _print(
     """
     print(printable(title))
     for kind in kinds:
-        columns: dict[int, dict[str, str]] = {}
+        chip, columns = plan.CHIPS[kind], dict[int, dict[str, str]]()
         for count in counts:
-            sizes, cells = column(CHIPS[kind], count)
-            fits = sizes["together"] <= room * CHIPS[kind].gib * 2**30
+            sizes, cells = column(chip, count)
+            fits = sizes["together"] <= room * chip.gib * 2**30
             gib = {f"{name}, GiB": f"{size / 2**30:.2f}" for name, size in sizes.items()}
             columns[count] = gib | {"fits": "yes" if fits else "no"} | cells
             if fits:
                 break
-        print(f"\n{f'{kind}, {CHIPS[kind].gib:g} GiB':<17}" + "".join(f"{n:>9}" for n in columns))
+        print(f"\n{f'{kind}, {chip.gib:g} GiB':<17}" + "".join(f"{n:>9}" for n in columns))
         for name in next(iter(columns.values())):
             print(f"{name:<17}" + "".join(f" {cells[name]:>8}" for cells in columns.values()))
     print()
 
 
-def _ms(read: float, chip: Chip) -> str:
+def _ms(read: float, chip: plan.Chip) -> str:
     """Return the milliseconds to read bytes at a chip's bandwidth."""
     return f"{read / chip.gbps / 1e6:.2f}"
 
@@ -252,7 +238,7 @@ def _ms(read: float, chip: Chip) -> str:
 def _draft(name: str, target: ModelConfig) -> DraftConfig:
     """Return the configuration of a draft; `new` is the head that the recipe makes."""
     if name == "new":
-        return usual_head(target)
+        return plan.usual_head(target)
     path = locate(name, files=("config.json",))
     raw = read_raw_config(path)
     if recognised(raw) or raw.get("num_hidden_layers") == 1:

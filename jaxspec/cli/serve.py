@@ -76,7 +76,7 @@ class Listening:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Bounds:
     """Limit requests. Memory and compilation grow with these sizes."""
 
     batch_size: int = 8
@@ -122,7 +122,7 @@ class Serve:
     model: ServedModel
     drafting: Drafting
     listening: Listening
-    sizes: Sizes
+    sizes: Bounds
 
 
 def run(args: Serve) -> None:
@@ -160,9 +160,9 @@ def run(args: Serve) -> None:
         raise InputError("--race: nothing drafts; give --draft, or leave it out")
     models.template  # noqa: B018  # is read before the models
     with needing("jaxspec serve", "serve"):
-        from jaxspec.serve.app import Server, Settings, serve
+        from jaxspec.serve.app import Server, ServerSettings, serve
         from jaxspec.serve.examples import examples, scaled_pixels
-        from jaxspec.serve.limits import Limits
+        from jaxspec.serve.messages import Limits
         from jaxspec.serve.metrics import Metrics
         from jaxspec.serve.worker import Worker
     listener = _listen(listening.host, listening.port)
@@ -214,7 +214,7 @@ def run(args: Serve) -> None:
     limits = Limits(name, images, *most, *files, plain is not None, models.thinks, *scales)
     log = say if listening.log else None
     doors = {"hosts": hosts, "origins": origins, "log": log}
-    settings = Settings(limits, key, sizes.max_body, sizes.timeout, example, **doors)
+    settings = ServerSettings(limits, key, sizes.timeout, example, **doors)
     serve(Server(worker, settings, metrics), listener)
 
 

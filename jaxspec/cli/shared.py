@@ -161,7 +161,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Drawing:
     """Draw tokens at random; by default the likeliest is taken."""
 
     sample: bool = False
@@ -225,7 +225,7 @@ class Ask:
     """Hold the options of a prompt and its answer, in groups."""
 
     question: Question
-    sampling: Sampling
+    sampling: Drawing
     scores: Scores
     output: Output
 
@@ -276,7 +276,7 @@ def answer(
     memory = engine.memory_report(read)
     for line in (*loaded, memory):
         say(line)
-    idle = [name for name in SAMPLING if getattr(ask.sampling, name) != getattr(Sampling, name)]
+    idle = [name for name in SAMPLING if getattr(ask.sampling, name) != getattr(Drawing, name)]
     if idle and read.temperature == 0:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         say(f"{options}: without effect at --temperature 0, which takes the likeliest token")

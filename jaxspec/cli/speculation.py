@@ -177,6 +177,6 @@ def _check_drafts(drafting: Drafting, parts: Mixture) -> None:
         )
     reads = needs_captioner(parts.views, drafting.captioner)
     if drafting.captioner is not None:
-        check_captioner(drafting.captioner)
         if not reads:
             raise InputError(f"--captioner: no view of {listing} shows captions; add C to --views")
+        check_captioner(drafting.captioner)

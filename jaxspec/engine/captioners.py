@@ -39,7 +39,7 @@ BATCH = 16
 """Most images captioned together."""
 
 
-def check_captioner(text: str) -> tuple[str, str, str]:
+def parse_captioner(text: str) -> tuple[str, str, str]:
     """Return kind, name and question of a captioner, or raise InputError for another form."""
     kind, _, source = text.partition(":")
     name, _, question = source.partition(":")
@@ -53,21 +53,16 @@ def runs_torch(text: str) -> bool:
     return text.partition(":")[0] in MODEL_TYPES
 
 
-def captioner_lack(text: str) -> str | None:
-    """Return why the captioner cannot run here and how to mend that, or None if it can.
-
-    Raises InputError if `text` names no captioner.
-    """
-    kind, where, how = check_captioner(text)
-    task = _task(how) if kind == "florence2" else None
-    try:
-        if kind == "jax":
-            directories.read_config(locate(where))
-        elif kind in MODEL_TYPES:
-            TransformersCaptioner(kind, where, task).check()
-    except InputError as error:
-        return str(error)
-    return None
+def check_captioner(text: str) -> None:
+    """Raise InputError if `text` names no captioner, or one that cannot run here; load none."""
+    kind, where, how = parse_captioner(text)
+    if kind == "jax":
+        directories.read_config(locate(where))
+    elif kind == "file":
+        if not local_path(text.removeprefix("file:")).is_file():
+            raise InputError(f"captioner {text}: no such file; check the path")
+    else:
+        _in_torch(kind, where, how).check()
 
 
 def load_captioner(
@@ -83,7 +78,7 @@ def load_captioner(
       dtype, share_tower_with: Options of a `jax:` captioner, see `LoadedModel.load`.
       directory: Directory that keeps captions; by default in jaxspec's cache.
     """
-    kind, where, how = check_captioner(text)
+    kind, where, how = parse_captioner(text)
     if kind == "file":
         return CaptionFile(local_path(text.removeprefix("file:")))
     if kind == "jax":
@@ -91,7 +86,7 @@ def load_captioner(
         lvlm = LoadedModel.load(path, dtype, share_tower_with=share_tower_with)
         model = LvlmCaptioner(lvlm, _fingerprint(path), how or QUESTION)
     else:
-        model = TransformersCaptioner(kind, where, _task(how) if kind == "florence2" else None)
+        model = _in_torch(kind, where, how)
     return CachedCaptions(model, directory or cache_directory() / "captions")
 
 
@@ -279,12 +274,15 @@ class TransformersCaptioner:
         return [Caption(text.strip(), ms) for text in texts]
 
 
-def _task(how: str) -> str:
+def _in_torch(kind: str, where: str, how: str) -> TransformersCaptioner:
+    """Return a captioner that runs in torch; InputError for an unknown task of Florence-2."""
+    if kind != "florence2":
+        return TransformersCaptioner(kind, where)
     name = how or TASKS[0]
     name = name if name.endswith(TASKS[0]) else f"{name}_{TASKS[0]}"
     if name not in TASKS:
         raise InputError(f"captioner florence2: task {how!r} is unknown; use {', '.join(TASKS)}")
-    return f"<{name}>"
+    return TransformersCaptioner(kind, where, f"<{name}>")
 
 
 def _fingerprint(path: Path) -> str:

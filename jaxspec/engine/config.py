@@ -128,8 +128,7 @@ class EngineConfig(Batching):
             value = getattr(self, name)
             if not isinstance(value, str) and (value is not None or name == "weighting"):
                 raise InputError(f"{name}: {value!r}; give a string, as {example!r}")
-        if isinstance(self.views, str) or not all(isinstance(v, str) for v in self.views or ()):
-            raise InputError(f"views: {self.views!r}; give a tuple of names, as ('M', 'T')")
+        _check_views(self.views)
         read_views(self.views or ())
         _ = self.shape, self.rule
 
@@ -181,6 +180,7 @@ class CollaborationConfig(Batching):
             raise InputError(
                 f"method: {self.method!r} is unknown; use {', '.join(get_args(Method))}"
             )
+        _check_views(self.views)
         gammas, is_length = self.gammas, count_within(1, LARGEST)
         if gammas is not None and not (
             isinstance(gammas, list | tuple) and gammas and all(map(is_length, gammas))
@@ -207,6 +207,13 @@ class CollaborationConfig(Batching):
         if isinstance(combination, str):
             combination = parse_combination(combination, models)
         return combination, tuple(self.gammas or (1,) * models)
+
+
+def _check_views(views: object) -> None:
+    """Raise InputError for views that are no list of names."""
+    names = () if views is None else views
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"views: {views!r:.60}; give a tuple of names, as ('M', 'T')")
 
 
 def capped_gamma(option: str, gamma: int, max_new_tokens: int) -> int:

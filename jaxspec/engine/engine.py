@@ -26,12 +26,11 @@ from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
 from jaxspec.engine.memory import MemoryReport
 from jaxspec.engine.requests import Request, Result, decoded_images, nth_seed
-from jaxspec.errors import InputError, check_counts, warn_once
+from jaxspec.errors import InputError, check_counts, reading, warn_once
 from jaxspec.loading.models import LoadedDraft, LoadedModel, load_draft
 from jaxspec.models.int8 import Weights
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.rows import bucket
-from jaxspec.prompts.stops import text_so_far
 from jaxspec.prompts.views import needs_captioner
 from jaxspec.runtime import say
 
@@ -152,13 +151,8 @@ class Engine:
         become a stop string, is held back. Closing the iterator stops decoding.
         """
         (read,) = self.batcher.read([request])
-        text, reasoning, whole = "", "", None
-        for (whole,) in Batch(self.batcher, [read]).answers([read], STRIDE):
-            text = text_so_far(text, whole.text, read.stop)
-            reasoning = text_so_far(reasoning, whole.reasoning, ())
-            yield replace(whole, text=text, reasoning=reasoning)
-        assert whole is not None
-        yield whole
+        for (result,) in Batch(self.batcher, [read]).answers([read], STRIDE):
+            yield result
 
     def live(self, examples: Sequence[Request | str], prefixes: int = 0) -> Batch:
         """Return an empty batch which requests may join and leave while others decode.
@@ -169,8 +163,8 @@ class Engine:
         prefixes: Most bytes that it keeps of prompts, for others that begin alike.
         """
         rows = self.batcher.config.batch_size
-        read = map(self.batcher.with_room, self.batcher.read(examples, captions=False))
-        return Batch(self.batcher, [*read], rows, live=True, prefixes=prefixes)
+        read = self.batcher.read_examples(examples)
+        return Batch(self.batcher, read, rows, live=True, prefixes=prefixes)
 
     def samples(self, request: Request | str, count: int) -> list[Result]:
         """Draw several answers to one prompt, which is prefilled once.
@@ -193,7 +187,9 @@ class Engine:
 
         They come from the target, or from the combination of collaborating models.
         """
-        answer, vocabulary = np.asarray([tokens]), self.assembly.lead.model.text.vocab_size
+        vocabulary = self.assembly.lead.model.text.vocab_size
+        with reading(f"tokens: {tokens!r:.60}", "give the token ids of an answer"):
+            answer = np.asarray([tokens])
         if answer.dtype.kind not in "iu" or answer.ndim != 2 or not answer.size:
             raise InputError(f"tokens: {tokens!r:.60}; give the token ids of an answer")
         if not 0 <= answer.min() <= answer.max() < vocabulary:
@@ -208,13 +204,13 @@ class Engine:
 
     def check(self, request: Request | str) -> None:
         """Raise InputError if the request is too long or an image cannot be read."""
-        decoded_images(self.batcher.read([request]), 0)
+        decoded_images(self.batcher.read([request]))
 
     def prefill(self, requests: Sequence[Request | str]) -> DecodeState:
         """Prefill at most `batch_size` requests as one batch and return the state."""
         read = self.batcher.read(requests)
         together, rows = self.batcher.together(read), self.batcher.rows(len(read))
-        options = self.batcher.options(together, read, rows)
+        options = together.options(read, rows)
         return self.batcher.prefill(together, read, options, together.sizes.new)[0]
 
     def warmup(self, requests: Request | str | Sequence[Request | str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,21 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from jaxspec.config import (
-    Gemma4Config,
-    Gemma4UnifiedConfig,
-    ModelConfig,
-    QwenVLConfig,
-    TextConfig,
-)
+from jaxspec.config import Gemma4Config, Gemma4UnifiedConfig, ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.decoding.inputs import Images, Member, PromptBatch
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.sources.source import Source
 from jaxspec.decoding.state import DecodeState, map_placed
 from jaxspec.models.attention import BLOCK, owner_block
 from jaxspec.models.families import image_zeros
-from jaxspec.models.inputs import Pool, PromptRows
-from jaxspec.models.language_model import LanguageModel
+from jaxspec.models.inputs import PromptRows
 from jaxspec.models.lvlms.gemma4 import TILE
 from jaxspec.models.lvlms.vision import tile_block
 from jaxspec.runtime import human_bytes, usual_settings
@@ -201,27 +194,20 @@ def at_place(tree: Any, sharding: Any) -> Any:
 @usual_settings()
 def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptBatch, Sampling]:
     """Return the shapes of a batch and its options, to plan or compile ahead of time."""
-
-    members = len(program.members)
-
-    def shows(form: Member) -> bool:
-        return form.reads_images and any(sizes.tiles)
-
-    def zeros(form: Member, length: int, mrope: bool) -> PromptRows:
-        return prompt_zeros(form.model, form.pool, batch, length, shows(form), mrope)
-
-    def tiles(model: LanguageModel | None, count: int) -> Images:
-        return image_zeros(model.config, batch, count) if model and count else None
+    zeros = partial(prompt_zeros, batch=batch, images=any(sizes.tiles))
 
     def of_source(source: Source, images: Images, lengths: tuple[int, ...]) -> Any:
-        mrope = any(shows(form) and form.model.mrope for form in source.forms)  # one batch
-        rows = [zeros(form, lengths[0], mrope) for form in source.forms]
+        rows = zeros(source.forms, length=lengths[0]) if source.forms else []
         inputs = source.inputs(rows, images, [np.zeros(0, int)] * batch, lengths)
         return jax.tree.map(jnp.asarray, inputs)
 
     def make() -> tuple[PromptBatch, Sampling]:
-        rows = [zeros(m, sizes.length, shows(m) and m.model.mrope) for m in program.members]
-        images = list(map(tiles, program.towers, sizes.tiles))
+        members = len(program.members)
+        rows = [zeros([member], length=sizes.length)[0] for member in program.members]
+        images = [
+            image_zeros(model.config, batch, count) if model and count else None
+            for model, count in zip(program.towers, sizes.tiles)
+        ]
         sources = tuple(map(of_source, program.sources, images[members:], sizes.sources))
         width = sum(source.width for source in program.sources)
         weights = jnp.zeros((batch, width)) if width else None
@@ -231,19 +217,23 @@ def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptB
 
 
 def prompt_zeros(
-    model: LanguageModel, pool: Pool | None, batch: int, length: int, images: bool, mrope: bool
-) -> PromptRows:
-    """Return zeros for prompts, with `images` or without, and rotary positions if `mrope`."""
-    row = jnp.zeros(batch, jnp.int32)
-    out = PromptRows(jnp.zeros((batch, length), jnp.int32), row)
-    if mrope:
-        out = out.replace(rotary=jnp.zeros((batch, 3, length), jnp.int32), shift=row)
-    if not images:
-        return out
-    sources = jnp.zeros((batch, length, model.blended(pool)), jnp.int32)
-    return out.replace(
-        sources=sources, blend=jnp.zeros(sources.shape) if sources.shape[-1] > 1 else None
-    )
+    forms: Sequence[Member], batch: int, length: int, images: bool
+) -> list[PromptRows]:
+    """Return zeros for prompts in each form; all have rotary positions of three axes if one has.
+
+    images: Whether the prompts have images.
+    """
+    row, rotary = jnp.zeros(batch, jnp.int32), {}
+    if images and any(form.reads_images and form.model.mrope for form in forms):
+        rotary = {"rotary": jnp.zeros((batch, 3, length), jnp.int32), "shift": row}
+    prompts = []
+    for form in forms:
+        prompts.append(PromptRows(jnp.zeros((batch, length), jnp.int32), row, **rotary))
+        if images and form.reads_images:
+            sources = jnp.zeros((batch, length, form.model.blended(form.pool)), jnp.int32)
+            blend = jnp.zeros(sources.shape) if sources.shape[-1] > 1 else None
+            prompts[-1] = prompts[-1].replace(sources=sources, blend=blend)
+    return prompts
 
 
 def _options(batch: int) -> Sampling:
@@ -294,29 +284,18 @@ def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
     """
     if isinstance(config, TextConfig) or not tiles:
         return 0
+    c: Any = config.vision_config
     if isinstance(config, Gemma4UnifiedConfig):
-        c = config.vision_config
         return batch * tiles * TILE * (2 * 3 * c.side**2 + 4 * c.hidden_size) * itemsize
-    if isinstance(config, Gemma4Config):
-        c = config.vision_config
-        patches, heads = tiles * TILE * c.pooling_kernel_size**2, c.num_attention_heads
-        return _whole_images(c, heads, batch, patches, itemsize)
-    if isinstance(config, QwenVLConfig):
-        c = config.vision_config
-        patches = tiles * c.window_patches
-        return _whole_images(c, c.num_heads, batch, patches, itemsize, c.window_patches)
-    c, count = config.vision_config, batch * tiles
-    patches = c.side**2 + c.class_token
+    if isinstance(config, Gemma4Config | QwenVLConfig):  # layers attend within whole images
+        window = c.window_patches if isinstance(config, QwenVLConfig) else 0
+        heads = c.num_heads if window else c.num_attention_heads
+        patches = tiles * (window or TILE * c.pooling_kernel_size**2)
+        streams = batch * patches * (4 * c.hidden_size + 3 * c.intermediate_size) * itemsize
+        return streams + 2 * batch * heads * patches * max(window, owner_block(patches)) * 4
+    count, patches = batch * tiles, c.side**2 + c.class_token
     streams = count * patches * (4 * c.hidden_size + c.intermediate_size) * itemsize
     return streams + 2 * min(count, tile_block(patches)) * c.num_attention_heads * patches**2 * 4
-
-
-def _whole_images(
-    vision: Any, heads: int, batch: int, patches: int, itemsize: int, window: int = 0
-) -> int:
-    """Return the bytes of `_tower` where layers attend within whole images, or also in windows."""
-    streams = batch * patches * (4 * vision.hidden_size + 3 * vision.intermediate_size) * itemsize
-    return streams + 2 * batch * heads * patches * max(window, owner_block(patches)) * 4
 
 
 def bytes_held(tree: Any) -> int:
@@ -327,11 +306,4 @@ def bytes_held(tree: Any) -> int:
         shape = x.shape if split is None else split.shard_shape(x.shape)
         return math.prod(shape) * jnp.dtype(x.dtype).itemsize
 
-    return sum(map(held, jax.tree.leaves(jax.tree.map(_as_integers, tree))))
-
-
-def _as_integers(leaf: Any) -> Any:
-    """Return PRNG keys as the integers that store them, and other leaves as they are."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.eval_shape(jax.random.key_data, leaf)
-    return leaf
+    return sum(map(held, jax.tree.leaves(tree)))

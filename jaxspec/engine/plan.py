@@ -68,12 +68,9 @@ def chip_of(device: Any) -> Chip | None:
 def abstract_program(
     target: ModelConfig,
     drafts: Sequence[DraftConfig],
-    views: tuple[str, ...] | None,
-    gamma: int,
+    config: EngineConfig,
     dtype: Any,
-    tree: str | None = None,
     weights: Weights | None = None,
-    width: int | None = None,
     draft_weights: Weights | None = None,
 ) -> tuple[Autoregressive | Speculator, Params]:
     """Return the program of these models, and its parameters as shapes.
@@ -84,12 +81,11 @@ def abstract_program(
     Args:
       weights, draft_weights: "int8" for a target or drafts that are quantised as they are loaded.
     """
-    parts, model = mixture(views, drafts), LanguageModel(target)
+    parts, model = mixture(config.views, drafts), LanguageModel(target)
     if parts.model is not None and model.has_vision:
         check_views(target, parts.model, parts.views)
     shares = parts.model is not None and towers_alike(target, parts.model)
-    sources = sources_of(parts, model, gamma, shares)
-    config = EngineConfig(views=views, gamma=gamma, tree=tree, width=width)
+    sources = sources_of(parts, model, config.length, shares)
     shapes = {source.name: source.shapes(dtype) for source in sources}
     if draft_weights is not None:
         shapes = {name: jax.eval_shape(int8_params, shape) for name, shape in shapes.items()}

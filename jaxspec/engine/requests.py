@@ -262,15 +262,10 @@ def encode(
             prompt = request.prompt
             if not isinstance(prompt, Prompt):
                 prompt = encoder_of(request, encoder).prompt(*contents(request))
-            values = {f.name: getattr(request, f.name) for f in fields(Request)}
-            values |= _resolved(request, prompt, encoder, defaults or {})
-            values |= {
-                "prompt": replace(prompt, images=tuple(map(Picture.of, prompt.images))),
-                "images": (),
-                "messages": (),
-                "thinking": None,
-            }
-            encoded.append(EncodedRequest(**values, name=name))
+            values = vars(request) | _resolved(request, prompt, encoder, defaults or {})
+            values |= {"images": (), "messages": (), "thinking": None, "name": name}
+            values["prompt"] = replace(prompt, images=tuple(map(Picture.of, prompt.images)))
+            encoded.append(EncodedRequest(**values))
     return encoded
 
 
@@ -301,26 +296,18 @@ def _resolved(
     Defaults of sampling hold for requests that sample.
     """
     samples = request.temperature != 0
-    values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "bad_words": ()}
+    values: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "bad_words": ()}
     values |= {name: value for name, value in defaults.items() if samples or name not in SAMPLED}
-    set_fields = {f.name: getattr(request, f.name) for f in fields(Request)}
-    values |= {name: value for name, value in set_fields.items() if value is not None}
-    values["bad_words"] = _banned(encoder, values["bad_words"])
-    values["min_p"] = values["min_p"] if samples else 0.0
+    values |= {name: value for name, value in vars(request).items() if value is not None}
+    forms = (tuple(form) for word in values["bad_words"] for form in _token_forms(encoder, word))
+    values["bad_words"] = tuple(dict.fromkeys(forms))
+    values["min_p"] = values.get("min_p", 0.0) if samples else 0.0
     if form := request.response_format:
         text = form["type"] == "text"
         values["response_format"] = None if text else Grammar(form, encoder, prompt)
     settings = {f.name: values[f.name] for f in fields(Settings) if f.name in values}
     sampling = {name: values[name] for name in ("temperature", "top_k", "top_p")}
     return {**sampling, "settings": Settings(**settings)}
-
-
-def _banned(
-    encoder: PromptEncoder, words: Sequence[str | Sequence[int]]
-) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of words, each form once."""
-    forms = (tuple(form) for word in words for form in _token_forms(encoder, word))
-    return tuple(dict.fromkeys(forms))
 
 
 def _token_forms(encoder: PromptEncoder, word: str | Sequence[int]) -> list[Sequence[int]]:
@@ -355,9 +342,6 @@ def decoded(request: EncodedRequest) -> EncodedRequest:
     return replace(request, prompt=replace(request.prompt, images=images))
 
 
-def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[Image]]:
-    """Return each request's images as RGB, then `spare` empty lists."""
-    return (
-        each(lambda request: [picture.rgb() for picture in request.prompt.images], requests)
-        + [[]] * spare
-    )
+def decoded_images(requests: Sequence[EncodedRequest]) -> list[list[Image]]:
+    """Return each request's images as RGB."""
+    return each(lambda request: [picture.rgb() for picture in request.prompt.images], requests)

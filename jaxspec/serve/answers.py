@@ -16,7 +16,7 @@ from jaxspec.engine.metrics import acceptance_metrics
 from jaxspec.engine.requests import Result
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.serve.bodies import Job
-from jaxspec.serve.worker import Part, Ticket
+from jaxspec.serve.worker import Ticket
 
 SPECULATIVE = (
     *("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram"),
@@ -55,8 +55,8 @@ class Answer:
     encoder: PromptEncoder
     name: str
     created: int = field(default_factory=lambda: int(time.time()))
-    sent: dict[int, Part] = field(default_factory=dict)
-    """Newest part of each choice that was sent."""
+    sent: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Characters of text and of reasoning, and tokens, that were sent of each choice."""
     place: int | None = None
     """Newest place in the queue that was sent."""
 
@@ -64,13 +64,13 @@ class Answer:
         """Return the body of the whole answer."""
         choices = []
         for i, ticket in enumerate(self.tickets):
-            part = _ended(ticket)
-            content: dict[str, Any] = {"text": part.text}
+            result = _ended(ticket)
+            content: dict[str, Any] = {"text": result.text}
             if self.chats:
-                message = {"role": "assistant", "content": part.text, "refusal": None}
-                message |= {"reasoning_content": part.reasoning} if part.reasoning else {}
+                message = {"role": "assistant", "content": result.text, "refusal": None}
+                message |= {"reasoning_content": result.reasoning} if result.reasoning else {}
                 content = {"message": message}
-            choices.append(self._choice(i, part, content, None))
+            choices.append(self._choice(i, result, content, 0))
         return self._body(choices) | counts(self.tickets)
 
     def begin(self) -> Iterator[bytes]:
@@ -79,27 +79,27 @@ class Answer:
             choice = {"delta": {"role": "assistant", "content": ""}, "index": i}
             yield event(self._chunk([choice | {"logprobs": None, "finish_reason": None}]))
 
-    def parts(self, fresh: Mapping[int, Part]) -> Iterator[bytes]:
-        """Yield an event for each choice that has a new part, and for a new place in the queue.
+    def parts(self, fresh: Mapping[int, Result]) -> Iterator[bytes]:
+        """Yield an event for each choice that is longer now, and for a new place in the queue.
 
-        A ticket itself may have a newer part by now.
+        A ticket itself may have a still longer answer.
         """
         place = max(ticket.waiting for ticket in self.tickets)
         if self.job.trace and place != self.place:
             self.place = place
             yield event(self._chunk([]) | {"jaxspec": {"waiting": place}})
-        for i, part in fresh.items():
-            before = self.sent.get(i)
-            text = part.text[len(before.text) if before else 0 :]
-            reasoning = part.reasoning[len(before.reasoning) if before else 0 :]
-            self.sent[i] = part
-            if not (text or reasoning or part.ended or self.job.trace or part.result.logprobs):
+        for i, result in fresh.items():
+            said, thought, start = self.sent.get(i, (0, 0, 0))
+            text, reasoning = result.text[said:], result.reasoning[thought:]
+            self.sent[i] = len(result.text), len(result.reasoning), len(result.tokens)
+            facts = result.finish_reason or result.logprobs or self.job.trace
+            if not (text or reasoning or facts):
                 continue
             content: dict[str, Any] = {"text": text}
             if self.chats:
                 delta = {"reasoning_content": reasoning, "content": text}
                 content = {"delta": {name: value for name, value in delta.items() if value}}
-            yield event(self._chunk([self._choice(i, part, content, before)]))
+            yield event(self._chunk([self._choice(i, result, content, start)]))
 
     def end(self) -> Iterator[bytes]:
         """Yield the events after the last token."""
@@ -123,9 +123,9 @@ class Answer:
         }
 
     def _choice(
-        self, i: int, part: Part, content: dict[str, Any], before: Part | None
+        self, i: int, result: Result, content: dict[str, Any], start: int
     ) -> dict[str, Any]:
-        result, start = part.result, len(before.result.tokens) if before else 0
+        """Return a choice with its facts of the tokens from `start` on."""
         choice: dict[str, Any] = {"index": i, **content, "finish_reason": result.finish_reason}
         choice["logprobs"] = logprobs(result, start, self.encoder, self.chats)
         if not self.job.trace:
@@ -134,10 +134,10 @@ class Answer:
         return choice | {"jaxspec": _trace(result, start) | prompt}
 
 
-def _ended(ticket: Ticket) -> Part:
-    assert ticket.part is not None
-    assert ticket.part.ended
-    return ticket.part
+def _ended(ticket: Ticket) -> Result:
+    assert ticket.result is not None
+    assert ticket.result.finish_reason is not None
+    return ticket.result
 
 
 def logprobs(result: Result, start: int, encoder: PromptEncoder, chats: bool) -> Any:
@@ -178,7 +178,7 @@ def counts(tickets: Sequence[Ticket]) -> dict[str, Any]:
 
     OpenAI's `accepted_prediction_tokens` count what a client predicts, not what a draft does.
     """
-    results = [_ended(ticket).result for ticket in tickets]
+    results = [_ended(ticket) for ticket in tickets]
     prompts = {id(ticket.request.prompt): len(ticket.request.rows[0]) for ticket in tickets}
     prompt, new = sum(prompts.values()), sum(len(result.tokens) for result in results)
     pairs = reversed([*zip(tickets, results)])  # the first choice counts: it may keep the prompt

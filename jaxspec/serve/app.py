@@ -39,7 +39,7 @@ from jaxspec.serve import bodies
 from jaxspec.serve.answers import Answer
 from jaxspec.serve.bodies import Job
 from jaxspec.serve.connections import UPLOAD, Connection, Hosts, Named, Web
-from jaxspec.serve.limits import Limits
+from jaxspec.serve.messages import Limits
 from jaxspec.serve.metrics import Metrics
 from jaxspec.serve.refusals import left, refused
 from jaxspec.serve.streams import GRACE, Stream, all_ended, until_gone
@@ -56,12 +56,11 @@ HEADERS = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """Choose what the server takes.
 
     Attributes:
       key: Key that requests must bring; "" for none.
-      body: Most bytes of a body.
       timeout: Most seconds from a request to the end of its answer.
       example: Picture that the page offers, and a question about it.
       hosts: Names under which the server is asked, against pages of other sites; () for any.
@@ -71,7 +70,6 @@ class Settings:
 
     limits: Limits
     key: str = ""
-    body: int = 32 * 2**20
     timeout: float = 300.0
     example: tuple[Path, str] | None = None
     hosts: tuple[str, ...] = ()
@@ -82,7 +80,7 @@ class Settings:
 class Server:
     """Answer HTTP requests with a worker's batch."""
 
-    def __init__(self, worker: Worker, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, worker: Worker, settings: ServerSettings, metrics: Metrics) -> None:
         self.worker, self.settings, self.metrics = worker, settings, metrics
         self.reader = ThreadPoolExecutor(1, "jaxspec-reader")
         self.open = 0
@@ -199,7 +197,7 @@ class Server:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise HTTPException(415, "content-type: give application/json")
-        most, length = self.settings.body, request.headers.get("content-length", "0")
+        most, length = self.settings.limits.body, request.headers.get("content-length", "0")
         body, refused = bytearray(), HTTPException(413, f"body: over {most} bytes; send less")
         if not length.isdecimal() or len(length) > 18 or int(length) > most:
             raise refused

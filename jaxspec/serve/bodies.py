@@ -20,8 +20,7 @@ from jaxspec.engine.requests import TOP, Request
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.serve.fields import check_keys, flag, typed, whole_number
-from jaxspec.serve.limits import Limits
-from jaxspec.serve.messages import Budget, read_message
+from jaxspec.serve.messages import Budget, Limits, read_message
 from jaxspec.serve.worker import Lane
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {

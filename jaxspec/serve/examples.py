@@ -59,7 +59,7 @@ def examples(
         # A small image leaves room for more text, a large one has more tiles.
         for edge in sorted({SMALLEST, side}) if count else (side,):
             prompt = ask("Hi", [Image.new("RGB", (edge, edge))] * count)
-            (read,) = engine.batcher.read([Request(prompt, 1, **limits)], captions=False)
+            (read,) = engine.batcher.read_examples([Request(prompt, 1, **limits)])
             spare = [length - len(read.rows[0]) for length in lengths]
             if max(spare) < 0:
                 raise InputError(

@@ -1,4 +1,4 @@
-"""Read the messages of a request, with the texts and images of their parts."""
+"""Read the messages of a request, with the texts and images of their parts, within its limits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,40 @@ from jaxspec.data.images import StoredImage
 from jaxspec.data.messages import DATA_URL, decoded_url
 from jaxspec.errors import InputError, located
 from jaxspec.serve.fields import check_keys, whole_number
-from jaxspec.serve.limits import Limits
 
 LONGEST_TOKEN = 128
 """Most characters that are counted for a token, to refuse a long text before it is encoded."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bound what one request may ask for.
+
+    Attributes:
+      model: Name of the model.
+      images: Most images of a request.
+      pixels: Most pixels of an image.
+      tokens: Most tokens of a prompt.
+      choices: Most answers to a request.
+      folder: Directory whose images `file:` addresses name; None for none.
+      body: Most bytes of a body, and of a file in the folder.
+      races: Whether a request may ask for plain decoding.
+      thinking: Whether the model thinks where a request does not say it, see `Request`.
+      max_pixels: Most pixels to which an image is scaled; None for models that do not scale so.
+      max_soft_tokens: Most tokens of an image where a request does not say it, see `Request`.
+    """
+
+    model: str
+    images: int = 1
+    pixels: int = 16_777_216
+    tokens: int = 1024
+    choices: int = 8
+    folder: Path | None = None
+    body: int = 32 * 2**20
+    races: bool = False
+    thinking: bool | None = None
+    max_pixels: int | None = None
+    max_soft_tokens: int | None = None
 
 
 @dataclass
@@ -96,7 +126,7 @@ def _image(url: str, where: str, limits: Limits) -> Image:
         with located(where):
             content = decoded_url(url).content
     elif url.startswith("file:") and limits.folder is not None:
-        content = _read_below(limits.folder, url.removeprefix("file:"), limits.file, where)
+        content = _read_below(limits.folder, url.removeprefix("file:"), limits.body, where)
     else:
         mend = " or a file: address" if limits.folder else ""
         raise InputError(

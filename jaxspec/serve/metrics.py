@@ -20,9 +20,9 @@ class Metrics:
         self.labels = {"model_name": model}
         about = {"labelnames": ["model_name"], "registry": self.registry}
 
-        def counter(name: str, text: str, *more: str) -> Counter:
+        def counter(name: str, text: str, *more: str, project: str = "vllm") -> Counter:
             names = ["model_name", *more]
-            return Counter(f"vllm:{name}", text, names, registry=self.registry)
+            return Counter(f"{project}:{name}", text, names, registry=self.registry)
 
         def histogram(name: str, text: str) -> Histogram:
             return Histogram(f"vllm:{name}_seconds", text, buckets=SECONDS, **about)
@@ -45,9 +45,8 @@ class Metrics:
             "tokens": "Tokens of answers, by plan.",
             "seconds": "Time that requests spent in the loop, by plan.",
         }
-        names = ["model_name", "plan"]
         self.plans = {
-            name: Counter(f"jaxspec:plan_{name}", text, names, registry=self.registry)
+            name: counter(f"plan_{name}", text, "plan", project="jaxspec")
             for name, text in texts.items()
         }
         self.first = histogram("time_to_first_token", "From a request to its first token.")
@@ -56,21 +55,21 @@ class Metrics:
 
     def observe(self, ticket: Ticket) -> None:
         """Count a ticket that has ended."""
-        part = ticket.part
-        if part is None or not part.ended:
+        result = ticket.result
+        if result is None or result.finish_reason is None:
             reason = "timeout" if isinstance(ticket.error, Late) else "abort"
             self.ended.labels(**self.labels, finished_reason=reason).inc()
             return
-        now, count, stats = time.monotonic(), len(part.result.tokens), part.result.stats
-        self.ended.labels(**self.labels, finished_reason=part.result.finish_reason).inc()
+        now, count, stats = time.monotonic(), len(result.tokens), result.stats
+        self.ended.labels(**self.labels, finished_reason=result.finish_reason).inc()
         self.prompt.labels(**self.labels).inc(len(ticket.request.rows[0]))
         self.queries.labels(**self.labels).inc(len(ticket.request.rows[0]))
-        self.hits.labels(**self.labels).inc(part.result.cached)
+        self.hits.labels(**self.labels).inc(result.cached)
         self.new.labels(**self.labels).inc(count)
         self.first.labels(**self.labels).observe(ticket.first - ticket.arrived)
         self.each.labels(**self.labels).observe((now - ticket.first) / max(count - 1, 1))
         self.whole.labels(**self.labels).observe(now - ticket.arrived)
-        for plan, use in part.result.plans.items():
+        for plan, use in result.plans.items():
             counts = {"blocks": use.blocks, "tokens": use.tokens, "seconds": use.ms / 1e3}
             for name, number in counts.items():
                 self.plans[name].labels(**self.labels, plan=plan).inc(number)

@@ -11,9 +11,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from jaxspec.engine.requests import Result
 from jaxspec.serve.answers import Answer, error_body, event
 from jaxspec.serve.refusals import described
-from jaxspec.serve.worker import Part, Ticket
+from jaxspec.serve.worker import Ticket
 
 GRACE = 10.0
 """Seconds that a client has for reading the end of its answer."""
@@ -59,18 +60,18 @@ class Stream(Response):
         yield b"".join(answer.end())
 
 
-async def news(tickets: Sequence[Ticket]) -> AsyncIterator[dict[int, Part]]:
-    """Yield the new parts of tickets by index, until all have ended; raise their error."""
-    newest: dict[int, Part] = {}
-    while not all(part.ended for part in newest.values()) or len(newest) < len(tickets):
+async def news(tickets: Sequence[Ticket]) -> AsyncIterator[dict[int, Result]]:
+    """Yield the longer answers of tickets by index, until all have ended; raise their error."""
+    newest: dict[int, Result] = {}
+    while len(newest) < len(tickets) or not all(r.finish_reason for r in newest.values()):
         await tickets[0].news.wait()
         tickets[0].news.clear()
         for ticket in tickets:
             if ticket.error is not None:
                 raise ticket.error
-        parts = {i: ticket.part for i, ticket in enumerate(tickets) if ticket.part is not None}
-        fresh = {i: part for i, part in parts.items() if part is not newest.get(i)}
-        newest |= parts
+        results = {i: ticket.result for i, ticket in enumerate(tickets) if ticket.result}
+        fresh = {i: result for i, result in results.items() if result is not newest.get(i)}
+        newest |= results
         yield fresh
 
 

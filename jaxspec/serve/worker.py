@@ -28,7 +28,6 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.memory import spare_memory
 from jaxspec.engine.requests import EncodedRequest, Request, Result, decoded
 from jaxspec.errors import InputError
-from jaxspec.prompts.stops import text_so_far
 from jaxspec.serve.examples import scaled
 
 Lane = Literal["drafted", "plain"]
@@ -56,22 +55,6 @@ class Late(Exception):
     """Say that an answer was not whole at its deadline."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """Hold an answer so far.
-
-    Attributes:
-      text: What is certain of the text: no later part changes it.
-      reasoning: What is certain of the reasoning.
-      ended: Whether this is the whole answer.
-    """
-
-    result: Result
-    text: str
-    reasoning: str
-    ended: bool
-
-
 @dataclass(eq=False)
 class Ticket:
     """Follow one answer from the queue to its end."""
@@ -80,7 +63,7 @@ class Ticket:
     deadline: float
     """When it ends at the latest, in seconds of `time.monotonic`."""
     news: asyncio.Event
-    """Set by every part and error; the tickets of one HTTP request share it."""
+    """Set by every longer answer and error; the tickets of one HTTP request share it."""
     loop: asyncio.AbstractEventLoop
     lane: Lane = "drafted"
     arrived: float = field(default_factory=time.monotonic)
@@ -90,17 +73,17 @@ class Ticket:
     """When its first token came, in seconds of `time.monotonic`."""
     waiting: int = 0
     """Place in its lane's queue, from 1; 0 once it has a row."""
-    part: Part | None = None
-    """The newest part; the event loop may miss earlier ones."""
+    result: Result | None = None
+    """Answer so far, whole if it has a `finish_reason`; the event loop may miss earlier ones."""
     error: Exception | None = None
     abandoned: bool = False
     """Whether nobody waits for it any more."""
 
-    def publish(self, part: Part | None, error: Exception | None = None) -> None:
-        """Let the event loop know of a new part, an error, or a new place in the queue."""
-        if part is not None:
+    def publish(self, result: Result | None, error: Exception | None = None) -> None:
+        """Let the event loop know of a longer answer, an error, or a new place in the queue."""
+        if result is not None:
             self.first = self.first or time.monotonic()
-            self.part = part
+            self.result = result
         self.error = error
         try:
             self.loop.call_soon_threadsafe(self.news.set)
@@ -376,19 +359,13 @@ class Worker(threading.Thread):
 
     def _publish(self, lane: Batch) -> None:
         """Publish what each ticket of a lane has gained, and end those whose answers are whole."""
-        busy, ended = lane.results()
-        for number, result in busy.items():
+        for number, result in lane.results().items():
             ticket = self.tickets[number]
-            if ticket.part and len(ticket.part.result.tokens) == len(result.tokens):
-                continue
-            text, reasoning = (ticket.part.text, ticket.part.reasoning) if ticket.part else ("", "")
-            text = text_so_far(text, result.text, ticket.request.stop)
-            reasoning = text_so_far(reasoning, result.reasoning, ())
-            ticket.publish(Part(result, text, reasoning, ended=False))
-        for number, result in ended.items():
-            ticket = self.tickets.pop(number)
-            ticket.publish(Part(result, result.text, result.reasoning, ended=True))
-            self._end(ticket)
+            if result.finish_reason is not None:
+                ticket.publish(result)
+                self._end(self.tickets.pop(number))
+            elif ticket.result is None or len(ticket.result.tokens) < len(result.tokens):
+                ticket.publish(result)
 
     def _end(self, ticket: Ticket, error: Exception | None = None) -> None:
         if error is None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.config import ModelConfig
+from jaxspec.decoding.inputs import Member
 from jaxspec.engine.memory import at_place, bytes_held, prompt_zeros
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.making import abstract_head, head_shardings
@@ -155,6 +156,6 @@ def abstract_step(
 def _blank_rows(reader: LanguageModel, batch: int, length: int) -> ConversationBatch:
     """Return rows of one image each, as a model reads them."""
     sees = reader.has_vision
-    rows = prompt_zeros(reader, None, batch, length, sees, sees and reader.mrope)
+    (rows,) = prompt_zeros([Member(reader)], batch, length, sees)
     images = image_zeros(reader.config, batch, 1)
     return ConversationBatch(rows, rows.tokens > 0, images, rows.length.astype(jnp.uint32))

@@ -16,6 +16,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import load_file
 
+from jaxspec import EngineConfig
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import Qwen2Config, RopeScaling
 from jaxspec.engine.memory import bytes_held
@@ -515,7 +516,7 @@ def test_an_int8_heads_layers_compute_with_what_int8_holds(head: Path) -> None:
     whole = scores(config, load_head(head)[1])
     assert 0 < np.abs(ours - whole).max() < 0.1 * np.abs(whole).max()
     programs = [
-        abstract_program(TEXT, [config], None, J, jnp.bfloat16, draft_weights=weights)
+        abstract_program(TEXT, [config], EngineConfig(gamma=J), jnp.bfloat16, draft_weights=weights)
         for weights in (None, "int8")
     ]
     bytes_of = [bytes_held(params["dflash"]) for _, params in programs]

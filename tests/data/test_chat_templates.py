@@ -15,7 +15,7 @@ from jaxspec.prompts.chat_templates import chat_templates
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.messages import Message, dialogue, user_message
 from jaxspec.serve.bodies import chat
-from jaxspec.serve.limits import Limits
+from jaxspec.serve.messages import Limits
 from tests import tiny
 from tests.hub.configs import GEMMA4
 

@@ -13,7 +13,7 @@ from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.serve.bodies import chat
 from jaxspec.serve.examples import examples
-from jaxspec.serve.limits import Limits
+from jaxspec.serve.messages import Limits
 from tests import tiny
 from tests.tiny.families import SEEING
 

@@ -23,8 +23,8 @@ from jaxspec.prompts.messages import Message, dialogue, user_message
 from jaxspec.prompts.stops import ReasonedText, text_so_far
 from jaxspec.serve.answers import Answer
 from jaxspec.serve.bodies import chat
-from jaxspec.serve.limits import Limits
-from jaxspec.serve.worker import Part, Ticket
+from jaxspec.serve.messages import Limits
+from jaxspec.serve.worker import Ticket
 from tests import tiny
 from tests.hub.configs import GEMMA4
 
@@ -188,7 +188,7 @@ def test_results_streams_and_sessions_have_reasoning_apart(engine: Engine) -> No
     assert (whole.reasoning, whole.text, whole.finish_reason) == ("Hm", "It.", "stop")
     *parts, last = engine.stream(Request("Who?", 16))
     assert replace(last, stats=whole.stats).tokens == whole.tokens
-    assert [(part.reasoning, part.text) for part in parts][-1:] == [("Hm", "It.")]
+    assert [(part.reasoning, part.text) for part in [*parts, last]][-1:] == [("Hm", "It.")]
     session = Session(engine)
     answers = [session.ask(question, max_new_tokens=16) for question in ("Who?", "Why?")]
     assert [(result.reasoning, result.text) for result in answers] == [("Hm", "It.")] * 2
@@ -204,9 +204,9 @@ def test_the_server_sends_reasoning_apart_and_takes_it_back(engine: Engine) -> N
     with closing(asyncio.new_event_loop()) as loop:
         ticket = Ticket(read, 0.0, asyncio.Event(), loop)
     answer, deltas = Answer(job, "m", True, [ticket], engine.encoder, "id"), []
-    for reasoning, text, ended in (("H", "", False), ("Hm", "It", False), ("Hm", "It.", True)):
-        ticket.part = Part(result, text, reasoning, ended)
-        parts = answer.parts({0: ticket.part})
+    for reasoning, text, end in (("H", "", None), ("Hm", "It", None), ("Hm", "It.", "stop")):
+        ticket.result = replace(result, text=text, reasoning=reasoning, finish_reason=end)
+        parts = answer.parts({0: ticket.result})
         deltas += [json.loads(part[6:])["choices"][0]["delta"] for part in parts]
     assert deltas == [
         {"reasoning_content": "H"},

@@ -386,6 +386,10 @@ def test_wrong_arguments_are_one_line(
         # type: ignore[arg-type]
         ("views: ('M', 5); give a tuple of names", lambda: EngineConfig(views=("M", 5))),
         # type: ignore[arg-type]
+        ("views: 5; give a tuple of names", lambda: EngineConfig(views=5)),
+        # type: ignore[arg-type]
+        ("views: 'MT'; give a tuple of names", lambda: CollaborationConfig(views="MT")),
+        # type: ignore[arg-type]
         (
             "weights: '0.5'; give a tuple of numbers",
             lambda: Engine(target, draft, EngineConfig(weights="0.5")),
@@ -404,6 +408,8 @@ def test_wrong_arguments_are_one_line(
             lambda: EngineConfig(prompt_buckets=(64, 32)),
         ),
         ("tokens: [-1]; give ids from 0 to", lambda: engine.logprobs("Hi", [-1])),
+        # type: ignore[list-item]
+        ("tokens: [[1], [2, 3]] (setting", lambda: engine.logprobs("Hi", [[1], [2, 3]])),
         # type: ignore[list-item]
         ("tokens: [1.5]; give the token ids", lambda: engine.logprobs("Hi", [1.5])),
         # type: ignore[arg-type]

@@ -116,7 +116,7 @@ def test_streams_sessions_and_live_batches(
     while waiting or batch.busy:
         batch.join(waiting)
         batch.decode(stride=1)
-        results |= batch.results()[1]
+        results |= batch.results()
     assert [shown(results[i]) for i in range(len(expected))] == [*map(shown, expected)]
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxspec import EngineConfig
 from jaxspec.config import LlamaConfig, LlavaConfig
 from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.engine.memory import Sizes, abstract_inputs, plan_memory
@@ -64,7 +65,8 @@ def test_the_report_is_what_prefill_and_decoding_take() -> None:
     """Views M and T, five drafted tokens, one tower for both models: weights, caches and inputs
     exactly.
     """
-    program, params = abstract_program(TARGET, [DRAFT], ("M", "T"), 5, jnp.bfloat16)
+    config = EngineConfig(views=("M", "T"), gamma=5)
+    program, params = abstract_program(TARGET, [DRAFT], config, jnp.bfloat16)
     assert "vision_tower" not in params["draft"]
     report, inputs = (
         plan_memory(program, params, BATCH, SIZES),

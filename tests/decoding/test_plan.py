@@ -59,7 +59,7 @@ def test_it_is_the_engines_own_report(
     engine = Engine(target, drafts, config)
     requests = [Request("Hi", 12, images=[PAGE])] * 2
     program, params = abstract_program(
-        target.config, [draft.config for draft in drafts], views, 3, jnp.float32, weights=weights
+        target.config, [draft.config for draft in drafts], config, jnp.float32, weights
     )
     sizes = engine.batcher.largest(engine.batcher.read(requests))
     found = estimate_decoding(
@@ -75,7 +75,7 @@ def test_a_draft_holds_a_tower_of_its_own_if_it_is_another_one(layers: int) -> N
     target = tiny.CONFIG
     tower = replace(target.vision_config, num_hidden_layers=layers)
     program, params = abstract_program(
-        target, [replace(target, vision_config=tower)], ("M",), 3, jnp.float32
+        target, [replace(target, vision_config=tower)], EngineConfig(gamma=3), jnp.float32
     )
     other = tower != target.vision_config
     assert program.sources[0].shares_tower is not other
@@ -97,7 +97,7 @@ def test_layers_that_read_the_keys_of_others_take_no_cache() -> None:
         num_key_value_heads=1,
         vocab_size=1000,
     )
-    program, params = abstract_program(text, [], (), 1, jnp.bfloat16, weights="int8")
+    program, params = abstract_program(text, [], EngineConfig(), jnp.bfloat16, "int8")
     sizes = sizes_of(program, 64, 0, 16)
     found = estimate_decoding(program, params, 1, 2, sizes)
     slots = whole_slots(64 + 16 + program.spare_slots)

@@ -50,7 +50,7 @@ def ask(batch: Batch, request: Any, owner: str = "") -> Result:
     while waiting or batch.busy:
         batch.join(waiting)
         batch.decode(stride=1)
-        results |= batch.results()[1]
+        results |= batch.results()
     return results[0]
 
 
@@ -156,7 +156,7 @@ def test_rows_decode_between_the_pieces_of_a_long_prompt(target: LoadedModel) ->
     results = dict[int, Result]()
     while batch.busy:
         batch.decode(stride=1)
-        results |= batch.results()[1]
+        results |= batch.results()
     assert [results[i].tokens for i in range(2)] == [
         engine.generate(request).tokens for request in requests
     ]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxspec.engine.captioners import TransformersCaptioner, captioner_lack
+from jaxspec.engine.captioners import TransformersCaptioner, check_captioner
+from jaxspec.errors import InputError
 from tests.tiny.captioners import blip, blip2, florence2
 
 pytestmark = pytest.mark.full
@@ -67,10 +68,10 @@ def test_captions_are_those_of_transformers_alone(
 
 def test_florence2_in_its_legacy_form_is_refused(tmp_path: Path) -> None:
     path = florence2(tmp_path / "Florence-2-base")
-    assert captioner_lack(f"florence2:{path}") is None
+    check_captioner(f"florence2:{path}")
     told = json.loads((path / "config.json").read_text())
     told["auto_map"] = {"AutoConfig": "configuration_florence2.Florence2Config"}
     (path / "config.json").write_text(json.dumps(told))
-    lack = captioner_lack(f"florence2:{path}")
-    assert lack is not None
-    assert lack.endswith("runs code of its own; use florence2:florence-community/Florence-2-base")
+    mend = "runs code of its own; use florence2:florence-community/Florence-2-base$"
+    with pytest.raises(InputError, match=mend):
+        check_captioner(f"florence2:{path}")

@@ -307,5 +307,5 @@ def live_answers(batch: Batch, waves: list[dict[int, Any]]) -> list[tuple[int, .
         while waiting or batch.busy:
             batch.join(waiting)
             batch.decode(stride=1)
-            results |= batch.results()[1]
+            results |= batch.results()
     return tokens(results[i] for i in sorted(results))

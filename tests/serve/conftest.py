@@ -13,9 +13,9 @@ import uvicorn
 from openai import OpenAI
 
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
-from jaxspec.serve.app import Server, Settings, web_server
+from jaxspec.serve.app import Server, ServerSettings, web_server
 from jaxspec.serve.examples import examples
-from jaxspec.serve.limits import Limits
+from jaxspec.serve.messages import Limits
 from jaxspec.serve.metrics import Metrics
 from jaxspec.serve.worker import Worker
 
@@ -62,8 +62,8 @@ def start(engine: Engine, plain: Engine) -> Served:
     metrics = Metrics(MODEL)
     requests = examples(engine, *SIZES)
     worker = Worker(engine, requests, QUEUE, plain, metrics.observe, prefixes=2**24)
-    limits = Limits(MODEL, images=1, pixels=100_000, tokens=256, races=True)
-    settings = Settings(limits, body=BODY, hosts=("127.0.0.1", "localhost", "[::1]"))
+    limits = Limits(MODEL, images=1, pixels=100_000, tokens=256, races=True, body=BODY)
+    settings = ServerSettings(limits, hosts=("127.0.0.1", "localhost", "[::1]"))
     server = Server(worker, settings, metrics)
     web = web_server(server)
     worker.start()

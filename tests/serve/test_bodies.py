@@ -18,7 +18,7 @@ from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.serve.app import silence_pillow
 from jaxspec.serve.bodies import chat, completion
 from jaxspec.serve.examples import examples
-from jaxspec.serve.limits import Limits
+from jaxspec.serve.messages import Limits
 from tests import tiny
 from tests.tiny.families import FAMILIES
 
@@ -65,7 +65,7 @@ def test_a_file_of_the_servers_directory_is_bounded(tmp_path: Path, name: str, w
     part = {"type": "image_url", "image_url": {"url": f"file:{name}"}}
     body: dict[str, Any] = {"messages": [{"role": "user", "content": [part]}]}
     with pytest.raises(InputError, match=words):
-        chat(body, ENCODER, Limits("tiny", folder=folder, file=1000))
+        chat(body, ENCODER, Limits("tiny", folder=folder, body=1000))
 
 
 def test_images_of_strangers_fill_no_log() -> None:

@@ -15,7 +15,7 @@ from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.serve.bodies import chat
 from jaxspec.serve.examples import examples, scaled_pixels
-from jaxspec.serve.limits import Limits
+from jaxspec.serve.messages import Limits
 from jaxspec.serve.worker import Worker
 from tests import tiny
 from tests.serve.test_server import data_url

@@ -29,12 +29,12 @@ from starlette.testclient import TestClient
 
 from jaxspec.decoding.steps import run_scored_prefill
 from jaxspec.engine import compile_cache
-from jaxspec.engine.engine import Engine, EngineConfig, Request
+from jaxspec.engine.engine import Engine, EngineConfig, Request, Result
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.serve import app, connections
 from jaxspec.serve.answers import counts
 from jaxspec.serve.examples import examples
-from jaxspec.serve.worker import Full, Late, Part, Ticket, Unready, Worker, next_stride
+from jaxspec.serve.worker import Full, Late, Ticket, Unready, Worker, next_stride
 from tests import tiny
 from tests.serve.conftest import BODY, MODEL, NEW, QUEUE, SIZES, Served
 from tests.serve.mutations import mutated
@@ -455,10 +455,10 @@ def test_prompts_join_one_by_one_between_two_blocks(served: Served) -> None:
     events: list[tuple[int, int]] = []
 
     class Logged(Ticket):
-        def publish(self, part: Part | None, error: Exception | None = None) -> None:
-            if part is not None:  # otherwise its place in the queue has changed
-                events.append((tickets.index(self), len(part.result.tokens)))
-            super().publish(part, error)
+        def publish(self, result: Result | None, error: Exception | None = None) -> None:
+            if result is not None:  # otherwise its place in the queue has changed
+                events.append((tickets.index(self), len(result.tokens)))
+            super().publish(result, error)
 
     worker = Worker(served.engine, examples(served.engine, *SIZES), QUEUE)
     deadline, event, loop = time.monotonic() + 300, asyncio.Event(), asyncio.new_event_loop()
@@ -500,22 +500,22 @@ def test_a_long_prompt_keeps_nobody_waiting(served: Served) -> None:
     worker.waiting.extend([gone, other])
 
     def turn() -> int:
-        assert running.part is not None
-        before, lane.run_ms = len(running.part.result.tokens), 0.0  # as of a fast loop
+        assert running.result is not None
+        before, lane.run_ms = len(running.result.tokens), 0.0  # as of a fast loop
         worker.strides["drafted"] = 1
         worker._advance()
-        return len(running.part.result.tokens) - before
+        return len(running.result.tokens) - before
 
     assert turn() >= 1
-    assert (gone.waiting, gone.part, other.waiting) == (0, None, 1)
+    assert (gone.waiting, gone.result, other.waiting) == (0, None, 1)
     worker.abandon([gone])
-    while other.part is None:
+    while other.result is None:
         assert turn() >= 1
     loop.close()
-    assert gone.part is None
+    assert gone.result is None
     assert [*worker.tickets.values()] == [running, other]
     alone = served.engine.generate(replace(other.request, max_new_tokens=1))
-    assert other.part.result.tokens[:1] == alone.tokens
+    assert other.result.tokens[:1] == alone.tokens
 
 
 def test_a_conversation_reads_only_what_is_new(served: Served) -> None:
@@ -739,8 +739,7 @@ def test_a_prompt_of_several_choices_is_cached_if_the_first_found_it_so(served: 
     result = served.alone.generate(Request("Hi", 2))
     request = SimpleNamespace(prompt=object(), rows=[range(20)])
     tickets: Any = [
-        SimpleNamespace(request=request, part=Part(replace(result, cached=count), "", "", True))
-        for count in (0, 19)
+        SimpleNamespace(request=request, result=replace(result, cached=count)) for count in (0, 19)
     ]
     usage = counts(tickets)["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 0}

@@ -17,7 +17,7 @@ from eval.lib.drafts.forward import whole_row
 from jaxspec import Engine, EngineConfig, Request
 from jaxspec.data.images import to_rgb
 from jaxspec.decoding.sources.source import Committed
-from jaxspec.engine.batches.together import sampling_options
+from jaxspec.engine.batches.states import sampling_options
 from jaxspec.heads.blocks import corrected, embedder, joined, pick, read_blocks, read_whole
 from jaxspec.heads.config import HeadConfig
 from jaxspec.loading.models import LoadedHead, LoadedModel, prompt_encoder

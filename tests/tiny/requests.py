@@ -78,7 +78,7 @@ def run_live(batch: Batch, waiting: dict[int, Any]) -> dict[int, Result]:
     while waiting or batch.busy:
         batch.join(waiting)
         batch.decode(stride=1)
-        results |= batch.results()[1]
+        results |= batch.results()
     return results
 
 

@@ -23,10 +23,10 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.cluster import process
 from jaxspec.data.rows import local_rows
 from jaxspec.decoding.drafting.rules import parse_weighting
-from jaxspec.engine.captioners import captioner_lack, check_captioner, load_captioner
+from jaxspec.engine.captioners import check_captioner, load_captioner, parse_captioner
 from jaxspec.engine.drafts import HEAD
 from jaxspec.engine.engine import Engine, EngineConfig
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, collected
 from jaxspec.files import local_path
 from jaxspec.heads.loading import is_head, read_draft_config
 from jaxspec.loading.models import LoadedDraft, LoadedModel, load_draft
@@ -47,7 +47,11 @@ def measurable(
     Raises InputError if no row is left.
     """
     needed = captioner if any("C" in row.views for row in rows) else None
-    no_captions = None if needed is None else captioner_lack(needed)
+    lack: list[str] = []
+    if needed is not None and parse_captioner(needed)[0] != "file":  # a file is checked later
+        with collected(lack):
+            check_captioner(needed)
+    no_captions = "".join(lack)
     heads = _are_heads(drafts)
     lacks: dict[str, str] = {}
     for row in rows:
@@ -205,11 +209,7 @@ def check_files(config: EvalConfig, captioner: str | None = None) -> None:
         else:
             read_draft_config(locate(source))
     if captioner is not None:
-        kind, where, _ = check_captioner(captioner)
-        if kind == "jax":
-            read_config(locate(where))
-        elif kind == "file" and not local_path(captioner.removeprefix("file:")).is_file():
-            raise InputError(f"captioner {captioner}: no such file; check the path")
+        check_captioner(captioner)
     for name in config.sets:
         if name in config.places or name == MMSPEC:
             for turn in config.turns_of(name):

@@ -167,13 +167,10 @@ class RecordedBatcher(Batcher):
         return [sizes.new]
 
     def read(
-        self,
-        requests: Sequence[Request | str],
-        refused: dict[int, str] | None = None,
-        captions: bool = True,
+        self, requests: Sequence[Request | str], refused: dict[int, str] | None = None
     ) -> list[EncodedRequest]:
         limited = each(self._limited, encode(self.encoder, requests))
-        return super().read(limited, refused, captions)
+        return super().read(limited, refused)
 
     def _limited(self, request: EncodedRequest) -> EncodedRequest:
         """Return the request with at most as many new tokens as the recorded answer."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -29,7 +30,7 @@ from jaxspec.decoding.steps import run_decode
 from jaxspec.engine.batches.batcher import Batcher
 from jaxspec.engine.batches.fitting import Kind, fitting, has_room, live_forms, live_sizes
 from jaxspec.engine.batches.pace import Pace
-from jaxspec.engine.batches.reading import Prefilled, Reader
+from jaxspec.engine.batches.reading import Reader, ReadPrompt
 from jaxspec.engine.batches.states import Rows, States
 from jaxspec.engine.batches.writing import Start, Written
 from jaxspec.engine.compile_cache import Held, compiled_ms, timed
@@ -75,7 +76,8 @@ class Batch:
         prefixes: int = 0,
     ) -> None:
         self.batcher, self.examples, self.live = batcher, examples, live
-        self.together = batcher.together(examples, one_prompt, past)
+        shared = batcher.together(examples)
+        self.together = shared._replace(one_prompt=one_prompt, past=past)
         self.rows = rows or batcher.rows(len(examples))
         self.widths = batcher.widths(self.rows) if live else [self.rows]
         """Numbers of rows that its state may have."""
@@ -109,7 +111,7 @@ class Batch:
         """Milliseconds of the loop's newest run."""
         self.started = live
         """Whether there is a state; otherwise the first requests that join make it."""
-        self.states = States(batcher, self.together)
+        self.states = States(self.together)
         self.reader: Reader | None = None
         """What reads the prompts of a live batch."""
         if live:
@@ -133,7 +135,7 @@ class Batch:
 
         A live batch compiles loops with grammars when a request first needs them.
         """
-        needed = Kind.of([self.written.requests[i] for i in self.busy.values()])
+        needed = Kind.of(self.requests)
         others = needed._replace(guided=False)
         kind = next(kind for kind in self.kinds if kind.serves(others))
         return kind._replace(guided=kind.guided or needed.guided)
@@ -144,15 +146,15 @@ class Batch:
         return [row for row in range(self.rows) if row not in self.busy]
 
     @property
-    def longest(self) -> int:
-        """Return the number of tokens of the longest unfinished answer; 1 before any is read."""
-        texts = self.written.texts
-        return max((len(texts[i].tokens) for i in self.busy.values() if i in texts), default=1)
+    def requests(self) -> list[EncodedRequest]:
+        """Return the requests of the busy rows, in order."""
+        return [self.written.answers[i].request for i in self.busy.values()]
 
     @property
-    def stops(self) -> bool:
-        """Return whether an answer may end at a string, which the loop does not see."""
-        return any(self.written.requests[i].stop for i in self.busy.values())
+    def longest(self) -> int:
+        """Return the number of tokens of the longest unfinished answer; 1 before any is read."""
+        texts = (self.written.answers[i].text for i in self.busy.values())
+        return max((1, *(len(text.tokens) for text in texts)))
 
     def full(self, form: Sizes) -> int:
         """Return the number of tokens of an answer at which rows of these sizes must grow."""
@@ -164,14 +166,15 @@ class Batch:
     ) -> Iterator[list[Result]]:
         """Decode these requests; yield the answers so far at each pause, at last the whole ones.
 
+        The text of an answer so far is what no later token changes.
+
         stride: Number of tokens between two pauses; None pauses only where the batch must.
         """
         waiting, results = dict(enumerate(requests)), dict[int, Result]()
         while waiting or self.busy:
             self.join(waiting)
             self.decode(stride, self.few if waiting else self.rows)
-            busy, ended = self.results()
-            results |= busy | ended
+            results |= self.results()
             times: dict[str, Any] = {"prefill_ms": self.prefill_ms, "decode_ms": self.decode_ms}
             times |= {"batch": len(requests), "compile_ms": compiled_ms() - self.compiled}
             yield [replace(results[i], **times) for i in sorted(results)]
@@ -179,8 +182,8 @@ class Batch:
     def fit(self, request: EncodedRequest) -> Sizes:
         """Return the smallest sizes that hold the request; InputError if none does."""
         limits = {"max_new_tokens": (request.max_new_tokens, self.capacity.new)}
-        limits |= self.together.limits(request, self.batcher.eos)
-        return fitting(request, self.sizes, self.capacity, self.examples, limits)
+        limits |= self.together.limits(request)
+        return fitting(request, self.sizes, self.examples, limits)
 
     def join(self, waiting: dict[int, EncodedRequest]) -> None:
         """Prefill requests into the free rows, in order, and take them out of `waiting`.
@@ -208,14 +211,14 @@ class Batch:
                 start = self.insert(prompt, requests, rows)
             self.prefill_ms += start.prefill_ms
             self.busy |= dict(zip(rows, some))
-            self.written.begin(some, start)
+            self.written.begin(some, start, self.state.trace is not None)
             for i in some:
                 del waiting[i]
 
     def prefill(self, requests: Sequence[EncodedRequest], rows: Sequence[int]) -> Start:
         """Prefill a list of requests together, into these rows or into none."""
         count = self.few if self.started else self.rows
-        room, options = self.batcher.rooms(self.capacity)[0], self.states.options(requests, count)
+        room, options = self.batcher.rooms(self.capacity)[0], self.together.options(requests, count)
         fresh, ms = self.batcher.prefill(self.together, requests, options, room)
         if self.started:
             self.put((fresh, options), rows)
@@ -225,10 +228,10 @@ class Batch:
         return Start(ms, self.decode_ms)
 
     def insert(
-        self, prompt: Prefilled, requests: Sequence[EncodedRequest], rows: Sequence[int]
+        self, prompt: ReadPrompt, requests: Sequence[EncodedRequest], rows: Sequence[int]
     ) -> Start:
         """Insert a prompt of a live batch for a request into this row, or into none."""
-        fresh, logits = (prompt.state, self.states.options(requests, 1)), prompt.logits
+        fresh, logits = (prompt.state, self.together.options(requests, 1)), prompt.logits
         if len(self.widths) > 1:
             # In one form for prompts of all sizes, so that each width needs one program.
             fresh = self.states.inserted(self.states.empty(1, self.form), fresh, [0], logits)
@@ -248,7 +251,7 @@ class Batch:
         """
         if not self.started:
             return
-        requests = [*(self.written.requests[i] for i in self.busy.values()), *joining]
+        requests = [*self.requests, *joining]
         goal = next(width for width in self.widths if width >= len(requests))
         form = next(form for form in self.forms if self._holds(form, requests))
         if self.live and not self.busy:
@@ -303,23 +306,21 @@ class Batch:
         self.decode_ms -= self.states.ms
         self.resize()
         self.decode_ms += self.states.ms
-        stride = stride or (STRIDE if self.stops else self.full(self.form))
+        stops = any(request.stop for request in self.requests)  # at strings, unseen by the loop
+        stride = stride or (STRIDE if stops else self.full(self.form))
         kind, held, busy = self.kind, self.together.held, [*self.busy.values()]
         if self.pace is not None:
-            held, most = self.pace.next(
-                busy, self.longest, self.sizes_name(kind), self.loop_key(kind)
-            )
+            names = self.sizes_name(kind), self.loop_key(kind)
+            held, most = self.pace.next(busy, self.longest, *names)
             stride = min(stride, most)
         rows = min(self.width - len(self.busy) + ended, self.width)
-        count = min(self.full(self.form), self.longest + stride)
-        earlier = compiled_ms()
-        ms = self.run(kind, held, rows, count)
+        count, earlier = min(self.full(self.form), self.longest + stride), compiled_ms()
+        self.run_ms = self.run(kind, held, rows, count)
         compiled = compiled_ms() - earlier
-        self.run_ms = ms
-        self.decode_ms += ms
+        self.decode_ms += self.run_ms
         self.read()
         if self.pace is not None:
-            self.pace.learn(ms, compiled, self.written.progress(busy))
+            self.pace.learn(self.run_ms, compiled, self.written.progress(busy))
 
     def run(self, kind: Kind, held: Held, rows: int, count: int) -> float:
         """Run the loop until so many rows are done, or until an answer has `count` tokens; return
@@ -346,8 +347,8 @@ class Batch:
         state, options = self.state, self.options.replace(greedy=not kind.sampled)
         if kind.guided:
             numbers = np.zeros(self.width, np.int32)
-            for row, i in self.busy.items():
-                numbers[row] = self.written.requests[i].settings.grammar
+            for row, request in zip(self.busy, self.requests):
+                numbers[row] = request.settings.grammar
             mesh = self.batcher.mesh
             placed: Any = numbers if mesh is None else jax.device_put(numbers, replicated(mesh))
             return state, options.with_grammars(placed)
@@ -375,13 +376,11 @@ class Batch:
         """Let these rows be done."""
         self.state = self.state.replace(done=jax.device_put(done, self.state.done.sharding))
 
-    def results(self) -> tuple[dict[int, Result], dict[int, Result]]:
-        """Return the answers so far of busy rows, and those that have ended, which it forgets."""
-        numbers, busy = [*self.written.so_far], set(self.busy.values())
-        every = {i: self.written.result(i, self.decode_ms, len(busy)) for i in numbers}
-        ended = {i: result for i, result in every.items() if i not in busy}
-        self.written.forget(ended)
-        return {i: result for i, result in every.items() if i in busy}, ended
+    def results(self) -> dict[int, Result]:
+        """Return the answers so far. It forgets those that have ended, with a `finish_reason`."""
+        results = self.written.results(self.decode_ms, len(self.busy))
+        self.written.forget([i for i, result in results.items() if result.finish_reason])
+        return results
 
     def memory(self) -> MemoryReport:
         """Return the bytes that the batch takes on a device."""
@@ -395,6 +394,6 @@ class Batch:
             forms[-1],
             (beside, forms[-1 if self.live else 0]) if beside else None,
             forms[-2] if len(forms) > 1 else None,
-            self.states.empty_options,
+            partial(self.together.options, []),
         )
         return replace(report, prefixes=self.reader.prefixes.most if self.reader else 0)

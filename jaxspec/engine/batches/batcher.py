@@ -8,12 +8,11 @@ similar sizes are *stacked* into one batch of numpy arrays and *prefilled* toget
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxspec.cache import KVCache
@@ -24,7 +23,7 @@ from jaxspec.decoding.sources.source import Buckets
 from jaxspec.decoding.steps import resized_cache, run_prefill, run_tower
 from jaxspec.engine.assembly import Assembly
 from jaxspec.engine.batches.fitting import in_batches, largest
-from jaxspec.engine.batches.together import Together
+from jaxspec.engine.batches.states import Together
 from jaxspec.engine.compile_cache import Held, timed
 from jaxspec.engine.config import BATCH_BUCKETS, Batching, EngineConfig
 from jaxspec.engine.memory import Sizes
@@ -44,7 +43,7 @@ from jaxspec.loading.models import prompt_encoder
 from jaxspec.prompts.captions import Caption, Captioner
 from jaxspec.prompts.rows import Showing, bucket, part_of, prompt_row, stack_rows
 from jaxspec.sampling import Sampling
-from jaxspec.sharding import on_mesh, replicated
+from jaxspec.sharding import on_mesh
 
 FIRST, FACTOR = 128, 4
 """Slots for new tokens in a first cache, and the growth factor of a full cache."""
@@ -84,51 +83,53 @@ class Batcher:
         return self.encoder.stops
 
     def read(
-        self,
-        requests: Sequence[Request | str],
-        refused: dict[int, str] | None = None,
-        captions: bool = True,
+        self, requests: Sequence[Request | str], refused: dict[int, str] | None = None
     ) -> list[EncodedRequest]:
         """Return the requests with captions, token rows for each form, and sizes, once.
 
-        Args:
-          refused: Takes the error of each request that cannot be read, by index, which is then left
-            out; None raises the first one.
-          captions: Whether the captioner is asked; otherwise captions are empty.
+        refused: Takes the error of each request that cannot be read, by index, which is then left
+          out; None raises the first one.
         """
         warn_once(self.note)
         if refused is None:
-            read = self._captioned(encode(self.encoder, requests, self.defaults), captions)
-        else:
-            read = []
-            for i, request in enumerate(requests):
-                try:
-                    encoded = encode(self.encoder, [request], self.defaults)
-                    read += self._captioned(map(decoded, encoded))
-                except InputError as error:
-                    refused[i] = str(error)
-        # Batches do not depend on how long their answers may get.
-        new = max((request.sizes.new for request in read), default=0)
-        return [replace(request, sizes=request.sizes._replace(new=new)) for request in read]
+            encoded = encode(self.encoder, requests, self.defaults)
+            return _alike(self._with_rows(encoded, self.captioner))
+        read = []
+        for i, request in enumerate(requests):
+            try:
+                encoded = [*map(decoded, encode(self.encoder, [request], self.defaults))]
+                read += self._with_rows(encoded, self.captioner)
+            except InputError as error:
+                refused[i] = str(error)
+        return _alike(read)
 
-    def _captioned(
-        self, encoded: Iterable[EncodedRequest], asks: bool = True
+    def read_examples(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
+        """Return examples with empty captions, and with sizes that have room for longer ones.
+
+        A draft that reads captions gets as many slots as the target's prompt, with its images.
+        """
+        warn_once(self.note)
+        read = _alike(self._with_rows(encode(self.encoder, requests, self.defaults), None))
+        if not any(form.view.reads_captions for form in self.assembly.forms):
+            return read
+        return [replace(example, sizes=self._with_room(example.sizes)) for example in read]
+
+    def _with_rows(
+        self, encoded: Sequence[EncodedRequest], captioner: Captioner | None
     ) -> list[EncodedRequest]:
-        read = list(encoded)
-        fresh = [request for request in read if not request.rows]
-        written = iter(each(self._written, fresh, self._captions(fresh, asks)))
-        return [request if request.rows else next(written) for request in read]
-
-    def _captions(self, read: Sequence[EncodedRequest], asks: bool) -> list[list[Caption]]:
-        counts = [len(request.prompt.images) for request in read]
-        captions = [Caption("")] * sum(counts)
-        if asks and self.captioner is not None:
-            captions = self.captioner.caption(list(chain(*decoded_images(read, 0))))
-            if len(captions) != sum(counts):
-                given = f"{len(captions)} captions of {sum(counts)} images"
+        """Return the requests with token rows and sizes; those that have them stay as they are."""
+        fresh = [request for request in encoded if not request.rows]
+        count = sum(len(request.prompt.images) for request in fresh)
+        captions = [Caption("")] * count
+        if captioner is not None:
+            captions = captioner.caption([*chain(*decoded_images(fresh))])
+            if len(captions) != count:
+                given = f"{len(captions)} captions of {count} images"
                 raise InputError(f"captioner: {given}; let it return one an image")
         unused = iter(captions)
-        return [list(islice(unused, count)) for count in counts]
+        parts = [[*islice(unused, len(request.prompt.images))] for request in fresh]
+        written = iter(each(self._written, fresh, parts))
+        return [request if request.rows else next(written) for request in encoded]
 
     def _written(self, request: EncodedRequest, captions: list[Caption]) -> EncodedRequest:
         """Return the request with its token rows, one for each form, and its sizes."""
@@ -150,41 +151,29 @@ class Batcher:
         return replace(request, sizes=self._sizes(request))
 
     def _sizes(self, request: EncodedRequest) -> Sizes:
-        config, prompt = self.config, request.prompt
-        program, lengths = self.program, iter(map(len, request.rows))
+        program, prompt, limits = self.program, request.prompt, request.image_limits
+        buckets = Buckets(self.config.prompt_buckets, self.config.image_buckets)
+        lengths, slot_images = iter(map(len, request.rows)), request.rows[0].images
         longest = max(islice(lengths, len(program.members)))
-        buckets = Buckets(config.prompt_buckets, config.image_buckets)
-        slot_images = request.rows[0].images
-        return Sizes(
-            length=bucket(longest, config.prompt_buckets, "prompt tokens"),
-            tiles=tuple(
-                image_tiles(
-                    tower.model, prompt, config.image_buckets, request.image_limits, tower.changes
-                )
-                if tower
-                else 0
-                for tower in self.assembly.towers
-            ),
-            new=bucket(request.max_new_tokens, config.new_buckets, "max_new_tokens"),
-            sources=tuple(
-                source.sizes([*islice(lengths, len(source.forms))], slot_images, buckets)
-                for source in program.sources
-            ),
+        length = bucket(longest, buckets.prompt, "prompt tokens")
+        tiles = tuple(
+            image_tiles(tower.model, prompt, buckets.images, limits, tower.changes) if tower else 0
+            for tower in self.assembly.towers
         )
+        new = bucket(request.max_new_tokens, self.config.new_buckets, "max_new_tokens")
+        sources = tuple(
+            source.sizes([*islice(lengths, len(source.forms))], slot_images, buckets)
+            for source in program.sources
+        )
+        return Sizes(length, tiles, new, sources)
 
-    def with_room(self, example: EncodedRequest) -> EncodedRequest:
-        """Return an example in whose sizes images may have longer captions than its own.
-
-        A draft that reads captions gets as many slots as the target's prompt, with its images.
-        """
-        if not any(form.view.reads_captions for form in self.assembly.forms):
-            return example
-        sizes = example.sizes
+    def _with_room(self, sizes: Sizes) -> Sizes:
+        """Return the sizes where each source reads as many slots as the target's prompt has."""
         sources = tuple(
             tuple(max(size, sizes.length) for size in each) if source.forms else each
             for source, each in zip(self.program.sources, sizes.sources, strict=True)
         )
-        return replace(example, sizes=sizes._replace(sources=sources))
+        return sizes._replace(sources=sources)
 
     def batches(self, read: Sequence[EncodedRequest]) -> list[list[int]]:
         """Return the indices of the requests that share a batch, batch by batch.
@@ -222,36 +211,26 @@ class Batcher:
     def rooms(self, sizes: Sizes) -> list[int]:
         """Return the slots for new tokens of the first caches and of each larger ones.
 
-        At one width caches do not grow, because sums round by their size.
+        All except the last are larger than the tokens of a block: 1,024 new tokens give [128, 512,
+        1024]. At one width caches do not grow, because sums round by their size.
         """
-        return [sizes.new] if self.fixed else rooms(sizes.new, self.program.most_tokens)
+        rooms = [FIRST]
+        while rooms[-1] < sizes.new:
+            rooms.append(FACTOR * rooms[-1])
+        smaller = [] if self.fixed else rooms[:-1]
+        return [*(room for room in smaller if room > self.program.most_tokens), sizes.new]
 
     def held(self, requests: Sequence[EncodedRequest]) -> Held:
         """Return the program with its parameters, which are the same for all requests."""
         return self.assembly.held
 
-    def together(
-        self,
-        requests: Sequence[EncodedRequest],
-        one_prompt: bool = False,
-        past: KVCache | None = None,
-    ) -> Together:
+    def together(self, requests: Sequence[EncodedRequest]) -> Together:
         """Return the fields that all prefills of these requests share."""
-        first = requests[: 1 if one_prompt else self.config.batch_size]
+        held = self.held(requests[: self.config.batch_size])
         top = [request.logprobs for request in requests if request.logprobs is not None]
         logprobs = bucket(max(top), TOP, "logprobs") if top else None
         processing = Processing.of([request.settings for request in requests], self.eos)
-        return Together(
-            self.largest(requests), self.held(first), logprobs, processing, one_prompt, past
-        )
-
-    def options(
-        self, together: Together, requests: Sequence[EncodedRequest], width: int
-    ) -> Sampling:
-        """Return the options of `width` rows; those past the requests emit nothing."""
-        options = together.options(requests, self.eos, width)
-        # Without a mesh the compiler chooses a placement.
-        return options if self.mesh is None else jax.device_put(options, replicated(self.mesh))
+        return Together(self.largest(requests), held, self.eos, logprobs, processing)
 
     def prefill(
         self,
@@ -294,7 +273,7 @@ class Batcher:
 
     def features(self, request: EncodedRequest, tiles: int) -> tuple[Any, float]:
         """Return what the target's tower makes of a request's images, and the milliseconds."""
-        pictures, limits = decoded_images([request], 0), [request.image_limits]
+        pictures, limits = decoded_images([request]), [request.image_limits]
         images = image_inputs(self.assembly.lead, pictures, tiles, limits)
         return timed(run_tower, self.assembly.held, images)
 
@@ -305,8 +284,9 @@ class Batcher:
 
         features: What the target's tower made of the images, which it then does not read again.
         """
-        padded = [*requests, *[requests[-1]] * (count - len(requests))]
-        pictures = decoded_images(requests, count - len(requests))
+        spare = count - len(requests)
+        padded = [*requests, *[requests[-1]] * spare]
+        pictures = [*decoded_images(requests), *[[]] * spare]
         limits = [request.image_limits for request in requests]
         first, *others = self.assembly.towers
         towers = [first if features is None else None, *others]
@@ -337,7 +317,7 @@ class Batcher:
         for form, row in zip(self.assembly.forms, rows):
             form.check_row(replace(request, max_new_tokens=len(tokens)), row)
         width = bucket(max(map(len, rows)) + len(tokens), self.config.prompt_buckets, "tokens")
-        pictures = decoded_images([request], 0)
+        pictures = decoded_images([request])
         prompts = []
         for row, tower, tiles in zip(rows, self.assembly.towers, request.sizes.tiles):
             (stacked,) = stack_rows([[row.followed_by(tokens)]], width)
@@ -347,12 +327,9 @@ class Batcher:
         return tuple(prompts), np.asarray([len(row) - 1 for row in rows], np.int32)
 
 
-def rooms(new: int, block: int) -> list[int]:
-    """Return growing numbers of slots for new tokens, the last of which is `new`.
-
-    All others are larger than the tokens of a block: new = 1,024 gives [128, 512, 1024].
+def _alike(read: Sequence[EncodedRequest]) -> list[EncodedRequest]:
+    """Return the requests in one bucket for new tokens: batches do not depend on how long their
+    answers may get.
     """
-    sizes = [FIRST]
-    while sizes[-1] < new:
-        sizes.append(FACTOR * sizes[-1])
-    return [size for size in sizes[:-1] if size > block] + [new]
+    new = max((request.sizes.new for request in read), default=0)
+    return [replace(request, sizes=request.sizes._replace(new=new)) for request in read]

@@ -86,7 +86,6 @@ def has_room(sizes: Sizes, prompts: Sizes) -> bool:
 def fitting(
     request: EncodedRequest,
     sizes: Sequence[Sizes],
-    capacity: Sizes,
     examples: Sequence[EncodedRequest],
     limits: Mapping[str, tuple[int, int]],
 ) -> Sizes:
@@ -94,41 +93,44 @@ def fitting(
 
     Args:
       sizes: Sizes in order.
-      capacity: Least sizes that hold all examples.
       examples: Requests that the sizes are of.
       limits: How much of each setting the request needs, and how much there is room for.
     """
     smallest = next((each for each in sizes if holds(each, request.sizes)), None)
-    length, images = len(request.rows[0]), request.prompt.images
-    largest = max((example.prompt.images for example in examples), key=_pixels)
-    if smallest is None:
-        more = {"images": (len(images), len(largest)), "prompt tokens": (length, capacity.length)}
-        limits = {**limits, **more}
+    if smallest is not None:
+        if what := _over(limits):
+            raise InputError(f"{what}; shorten the request")
+        return smallest
+    row, images = request.rows[0], request.prompt.images
+    capacity = largest(example.sizes for example in examples)
+    most_images = max(
+        (example.prompt.images for example in examples),
+        key=lambda images: sum(image.width * image.height for image in images),
+    )
+    more = {"images": (len(images), len(most_images))}
+    more["prompt tokens"] = len(row), capacity.length
+    what, mend = _over({**limits, **more}) or "prompt: no room", "shorten the request"
+    if images and most_images:
+        what += f", with {(row.images >= 0).sum()} for images of {_sides(images)} pixels"
+        tiles = zip(request.sizes.tiles, capacity.tiles, strict=True)
+        if all(n <= most for n, most in tiles):
+            mend = "shorten the text"
+        elif request.max_soft_tokens is not None:
+            mend = f"give less than {request.max_soft_tokens} max_soft_tokens"
+        else:
+            mend = f"give images of at most {_sides(most_images)} pixels"
+    raise InputError(f"{what}; {mend}")
+
+
+def _over(limits: Mapping[str, tuple[int, int]]) -> str:
+    """Return the first need that there is no room for; "" if there is room for all."""
     over = (f"{name}: {n} of at most {most}" for name, (n, most) in limits.items() if n > most)
-    if what := next(over, "" if smallest else "prompt: no room"):
-        mend = "shorten the request"
-        if images and largest and smallest is None:
-            count = int((request.rows[0].images >= 0).sum())
-            what += f", with {count} for images of {_sides(images)} pixels"
-            tiles = zip(request.sizes.tiles, capacity.tiles, strict=True)
-            if all(n <= most for n, most in tiles):
-                mend = "shorten the text"
-            elif request.max_soft_tokens is not None:
-                mend = f"give less than {request.max_soft_tokens} max_soft_tokens"
-            else:
-                mend = f"give images of at most {_sides(largest)} pixels"
-        raise InputError(f"{what}; {mend}")
-    assert smallest is not None
-    return smallest
+    return next(over, "")
 
 
 def _sides(images: Sequence[Picture]) -> str:
     """Return the images' sizes in pixels, as people write them."""
     return ", ".join(f"{image.width}x{image.height}" for image in images)
-
-
-def _pixels(images: Sequence[Picture]) -> int:
-    return sum(image.width * image.height for image in images)
 
 
 def towers_read(sizes: Sizes) -> tuple[bool, ...]:

@@ -26,7 +26,7 @@ from jaxspec.decoding.steps import run_opened, run_piece, run_scored_prefill
 from jaxspec.engine.batches.batcher import Batcher
 from jaxspec.engine.batches.fitting import has_room, holds, largest, towers_read
 from jaxspec.engine.batches.prefixes import Prefix, Prefixes, image_names
-from jaxspec.engine.batches.together import Together
+from jaxspec.engine.batches.states import Together
 from jaxspec.engine.compile_cache import timed
 from jaxspec.engine.memory import Sizes
 from jaxspec.engine.requests import EncodedRequest
@@ -36,7 +36,7 @@ PIECE, SHORT = 64, 16
 """Tokens of a piece, and of the last one where that holds the rest."""
 
 
-class Prefilled(NamedTuple):
+class ReadPrompt(NamedTuple):
     """Hold a prefilled prompt, from which answers with any options begin."""
 
     rows: tuple[PromptRow, ...]
@@ -94,8 +94,11 @@ class Reader:
     ) -> None:
         self.batcher, self.together, self.sizes = batcher, together, sizes
         alone = batcher.mesh is None or not batcher.mesh.is_multi_process
-        self.rows = rows if alone and isinstance(batcher.program, TargetProgram) else {}
+        program = batcher.program
+        self.rows = rows if alone and isinstance(program, TargetProgram) else {}
         """Empty where every prompt is read whole: by several models, or in several processes."""
+        self.joint = isinstance(program, TargetProgram) and program.target.text.joint_images
+        """Whether tokens of an image read one another, so that no piece may split it."""
         self.prefixes = Prefixes(most if self.rows else 0, PIECE)
         self.largest = {towers_read(each): each for each in sizes}
         """Sizes that hold all prompts for the same towers."""
@@ -104,17 +107,8 @@ class Reader:
         self.whole_ms: dict[Sizes, float] = {}
         """Milliseconds of the newest whole prompt of each size."""
         self.begun: Begun | None = None
-        self.newest: Prefilled | None = None
+        self.newest: ReadPrompt | None = None
         """Newest prompt, which the next request may share."""
-
-    @property
-    def program(self) -> Any:
-        return self.together.held.program
-
-    @property
-    def joint(self) -> bool:
-        """Return whether tokens of an image read one another, so that no piece may split it."""
-        return self.program.target.text.joint_images
 
     @property
     def whole_sizes(self) -> list[Sizes]:
@@ -133,7 +127,7 @@ class Reader:
         for sizes in self.sizes if self.rows else ():
             alike.setdefault((self.form(sizes), towers_read(sizes)), []).append(sizes)
         tops = sorted(map(largest, alike.values()), reverse=True)
-        if any(source.forms for source in self.program.sources):
+        if any(source.forms for source in self.batcher.program.sources):
             tops += [sizes for sizes in self.sizes if self.rows and sizes not in tops]
         return [sizes for sizes in tops if self.batcher.fixed or sizes.length > PIECE]
 
@@ -141,7 +135,7 @@ class Reader:
         """Return the least sizes of rows into which prompts of these sizes are read in pieces."""
         return next(form for form in self.rows if has_room(form, sizes))
 
-    def read(self, request: EncodedRequest, sizes: Sizes, most_ms: float) -> Prefilled | None:
+    def read(self, request: EncodedRequest, sizes: Sizes, most_ms: float) -> ReadPrompt | None:
         """Read on in a prompt; return it once it is read, or None to be called again.
 
         Equal prompts that follow one another, as samples do, are read once.
@@ -164,7 +158,7 @@ class Reader:
         self.newest, self.begun = self._finished(begun), None
         return self.newest
 
-    def prepare(self, example: EncodedRequest, sizes: Sizes, whole: bool) -> Prefilled:
+    def prepare(self, example: EncodedRequest, sizes: Sizes, whole: bool) -> ReadPrompt:
         """Read an example of these sizes, whole or only its last piece."""
         begun = Begun(example, sizes, (), sizes.tiles[0])
         if not whole:
@@ -233,11 +227,11 @@ class Reader:
         begun.count = min(begun.count + width, len(begun.row))
         begun.ms += ms
 
-    def _finished(self, begun: Begun, keeps: bool = True) -> Prefilled:
+    def _finished(self, begun: Begun, keeps: bool = True) -> ReadPrompt:
         """Return the prompt once drafts have read it too, and keep what the target made of it."""
         request, sizes = begun.request, begun.sizes
         # `insert_rows` draws the first token again, so prefills need no grammar.
-        options = self.batcher.options(self.together, [request], 1).with_grammars(None)
+        options = self.together.options([request], 1).with_grammars(None)
         features = None
         if self.rows:
             tiles = sizes.tiles[0] if begun.past is None else self._most_tiles(sizes)
@@ -256,7 +250,7 @@ class Reader:
             length = next(each.length for each in self.sizes if each.length >= len(begun.row))
             cache = state.target.resized(length + 1)
             self.prefixes.add(Prefix(request.owner, begun.row, begun.images, cache, begun.features))
-        return Prefilled(request.rows, state, logits, begun.ms + ms, begun.cached)
+        return ReadPrompt(request.rows, state, logits, begun.ms + ms, begun.cached)
 
 
 def _rounded(tokens: int) -> int:

@@ -15,7 +15,7 @@ from jaxspec.engine.batches.batcher import Batcher
 from jaxspec.engine.batches.pace import Pace
 from jaxspec.engine.evidence import Progress
 from jaxspec.engine.requests import EncodedRequest, Result
-from jaxspec.prompts.stops import ReasonedText
+from jaxspec.prompts.stops import ReasonedText, text_so_far
 
 
 class Start(NamedTuple):
@@ -29,22 +29,35 @@ class Start(NamedTuple):
 
 
 @dataclass
+class Writing:
+    """Hold what a row writes for a request, or has written."""
+
+    request: EncodedRequest
+    start: Start
+    text: ReasonedText
+    """Tokens and text so far."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of the result so far; {} before any token is read. Until the answer ends, text and
+    reasoning are what no later token changes."""
+
+
+@dataclass
 class Written:
     """Hold the answers so far of requests that have a row or had one, by their numbers."""
 
     batcher: Batcher
     pace: Pace | None
-    requests: dict[int, EncodedRequest] = field(default_factory=dict)
-    starts: dict[int, Start] = field(default_factory=dict)
-    texts: dict[int, ReasonedText] = field(default_factory=dict)
-    """Tokens and texts so far."""
-    so_far: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Fields of the results so far."""
+    answers: dict[int, Writing] = field(default_factory=dict)
 
-    def begin(self, requests: Mapping[int, EncodedRequest], start: Start) -> None:
-        """Take requests whose rows begin."""
-        self.requests |= requests
-        self.starts |= dict.fromkeys(requests, start)
+    def begin(self, requests: Mapping[int, EncodedRequest], start: Start, traces: bool) -> None:
+        """Take requests whose rows begin.
+
+        traces: Whether to record the text of each token.
+        """
+        encoder = self.batcher.encoder
+        for i, request in requests.items():
+            text = ReasonedText(encoder, request.prompt, request.stop, traces)
+            self.answers[i] = Writing(request, start, text)
 
     def extend(self, i: int, row: int, columns: Mapping[str, Any]) -> bool:
         """Add the new tokens of a row to the answer to request `i`; return whether it stops.
@@ -52,11 +65,8 @@ class Written:
         columns: Fields of the state as numpy arrays.
         """
         trace, record = columns["trace"], columns["logprobs"]
-        request, fields = self.requests[i], self.so_far.setdefault(i, {})
-        if i not in self.texts:
-            encoder, records = self.batcher.encoder, trace is not None
-            self.texts[i] = ReasonedText(encoder, request.prompt, request.stop, records)
-        text = self.texts[i]
+        answer = self.answers[i]
+        text, fields = answer.text, answer.fields
         before = len(text.tokens)
         text.extend(columns["tokens"][row, before : columns["count"][row]].tolist())
         new = slice(before, len(text.tokens))
@@ -65,12 +75,12 @@ class Written:
             part |= trace_record(trace, row, new)
             earlier = fields.get("trace", {})
             fields["trace"] = {name: [*earlier.get(name, ()), *part[name]] for name in part}
-        if record is not None and request.logprobs is not None:
-            part = record.of_row(row, new, request.logprobs)
+        if record is not None and answer.request.logprobs is not None:
+            part = record.of_row(row, new, answer.request.logprobs)
             fields |= {name: (*fields.get(name, ()), *part[name]) for name in part}
         fields |= {
-            "text": text.text,
-            "reasoning": text.reasoning,
+            "text": text_so_far(fields.get("text", ""), text.text, answer.request.stop),
+            "reasoning": text_so_far(fields.get("reasoning", ""), text.reasoning, ()),
             "tokens": tuple(text.tokens),
             "stats": jax.tree.map(
                 lambda x: x[row].item() if x.ndim == 1 else x[row], columns["stats"]
@@ -81,38 +91,47 @@ class Written:
 
     def progress(self, numbers: Iterable[int]) -> dict[int, Progress]:
         """Return what a policy sees of these requests' answers."""
-        answers = {}
+        progress = {}
         for i in numbers:
-            row, fields = self.requests[i].rows[0], self.so_far[i]
+            row, fields = self.answers[i].request.rows[0], self.answers[i].fields
             prompt = np.where(row.images < 0, row.tokens, NO_TOKEN)
             ended = "finish_reason" in fields
-            answers[i] = Progress(fields["stats"], prompt, fields["tokens"], ended)
-        return answers
+            progress[i] = Progress(fields["stats"], prompt, fields["tokens"], ended)
+        return progress
 
     def end(self, i: int) -> None:
-        """Note why an answer has ended."""
-        text, form = self.texts[i], self.requests[i].settings.response_format
+        """Note why an answer has ended, and its whole text."""
+        text, form = self.answers[i].text, self.answers[i].request.settings.response_format
         ended = any(token in self.batcher.eos for token in text.tokens[-1:])
         ended &= form is None or form.is_whole(text.tokens)
-        self.so_far[i]["finish_reason"] = "stop" if ended or text.stop is not None else "length"
+        reason = "stop" if ended or text.stop is not None else "length"
+        whole = {"text": text.text, "reasoning": text.reasoning, "finish_reason": reason}
+        self.answers[i].fields |= whole
 
-    def result(self, i: int, decode_ms: float, rows: int) -> Result:
-        """Return the answer so far.
+    def results(self, decode_ms: float, rows: int) -> dict[int, Result]:
+        """Return the answers so far, by number.
 
         Args:
           decode_ms: Milliseconds of the loop up to now.
           rows: Number of rows that decode.
         """
-        start = self.starts[i]
-        times = {"prefill_ms": start.prefill_ms, "decode_ms": decode_ms - start.decode_ms}
-        more = {"batch": rows, "caption_ms": self.requests[i].caption_ms, "cached": start.cached}
-        plans = {} if self.pace is None else self.pace.uses[i]
-        return Result(**self.so_far[i], **times, **more, plans=plans)
+        return {
+            i: Result(
+                **answer.fields,
+                prefill_ms=answer.start.prefill_ms,
+                decode_ms=decode_ms - answer.start.decode_ms,
+                batch=rows,
+                caption_ms=answer.request.caption_ms,
+                cached=answer.start.cached,
+                plans={} if self.pace is None else self.pace.uses[i],
+            )
+            for i, answer in self.answers.items()
+            if answer.fields
+        }
 
     def forget(self, numbers: Collection[int]) -> None:
         """Drop requests that are answered, or that nobody waits for."""
-        for fields in (self.requests, self.texts, self.so_far, self.starts):
-            for i in numbers:
-                fields.pop(i, None)
+        for i in numbers:
+            self.answers.pop(i, None)
         if self.pace is not None:
             self.pace.forget(numbers)
