@@ -16,6 +16,7 @@ from jaxspec.checkpoints.directories import written_once
 from jaxspec.checkpoints.formats.gguf_files import converted
 from jaxspec.checkpoints.huggingface import SaveOptions, read_params, save
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
+from jaxspec.config import LvlmConfig
 from jaxspec.errors import InputError, install_command
 from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec_demo import ASSETS
@@ -107,6 +108,7 @@ def smollm2_eyes() -> Path:
 def write_merged(folder: Path, path: Path) -> None:
     """Write an adapter's LLaVA, merged, as a directory in Hugging Face layout."""
     config, tensors, adapter = composed(folder, smollm2())
+    assert isinstance(config, LvlmConfig)
     save(
         path,
         config,

@@ -24,23 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from jaxspec.checkpoints.directories import (
-    check_files,
-    read_config,
-    read_json,
-    without_torch,
-    write_json,
-    written_whole,
-)
-from jaxspec.checkpoints.fitting import (
-    hub_name,
-    layouts_of,
-    named_tensors,
-    refuse,
-    survey,
-    tensor_name,
-    tied_names,
-)
+from jaxspec.checkpoints import directories, fitting
 from jaxspec.checkpoints.formats.tensor_files import (
     FLOATS,
     StoredTensor,
@@ -153,10 +137,10 @@ def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
             raise InputError(
                 f"adapter {path}: no {file.name}; give the directory that PEFT has written"
             )
-    check_files(path)
-    if weights.name == BIN and (lack := without_torch()):
+    directories.check_files(path)
+    if weights.name == BIN and (lack := directories.without_torch()):
         raise InputError(f"{weights}: {lack}")
-    raw = read_json(path / CONFIG)
+    raw = directories.read_json(path / CONFIG)
     if raw.get("peft_type") != "LORA":
         raise InputError(f"adapter {path}: peft_type {raw.get('peft_type')!r}; only LORA is merged")
     for entry, values in _UNSUPPORTED.items():
@@ -183,22 +167,22 @@ def _checked_adapter(weights: Path, raw: Mapping[str, Any], config: ModelConfig)
     for tensor in list_file(weights):
         if ".original_module." in tensor.name:  # what `modules_to_save` replaces
             continue
-        module = hub_name(tensor.name.removeprefix(_PREFIX), _MODULE_NAMES)
+        module = fitting.hub_name(tensor.name.removeprefix(_PREFIX), _MODULE_NAMES)
         if tensor.dtype not in FLOATS:
             problems.append(f"{tensor.name} is {tensor.dtype}, supported: {', '.join(FLOATS)}")
         elif match := _PAIR.fullmatch(module):
-            name = hub_name(f"{match[1]}.weight", renames)
+            name = fitting.hub_name(f"{match[1]}.weight", renames)
             factors.setdefault(name, {})[match[2] or match[3]] = tensor
             modules[name] = match[1]
             embeddings |= {name} if match[3] else set()
         else:
-            whole[hub_name(module, renames)] = tensor
+            whole[fitting.hub_name(module, renames)] = tensor
     saved = raw.get("modules_to_save")
     with reading(f"{path / CONFIG}: modules_to_save {saved!r:.40} is no list", "write it anew"):
         apart = _untied_names(raw, config, factors, whole)
     if apart is not None:
         config = untied(config)
-    layouts = layouts_of(config)[0]
+    layouts = fitting.layouts_of(config)[0]
     pairs: dict[str, Pair] = {}
     expected: list[tuple[StoredTensor, tuple[int, ...]]] = []
     for name, halves in factors.items():
@@ -225,7 +209,7 @@ def _checked_adapter(weights: Path, raw: Mapping[str, Any], config: ModelConfig)
         if tensor.shape != shape
     ]
     if problems:
-        refuse(path, problems)
+        fitting.refuse(path, problems)
     return Adapter(config, pairs, whole, apart)
 
 
@@ -243,7 +227,7 @@ def _untied_names(
     """
     if not text_config(config).tie_word_embeddings:
         return None
-    embedding, head = tied_names(layouts_of(config)[0])
+    embedding, head = fitting.tied_names(fitting.layouts_of(config)[0])
     tying = bool(raw.get("ensure_weight_tying"))
     if tying:
         factors.pop(head, None)
@@ -297,10 +281,10 @@ def save_adapter(
     """
     language = (LORA, "language_model", "model", "lm_head")
     whole = {name: part for name, part in params.items() if name not in language}
-    tensors = named_tensors(whole)
+    tensors = fitting.named_tensors(whole)
     for keys, leaf in jax.tree_util.tree_flatten_with_path(params[LORA])[0]:
         half = keys[-1].key.upper()
-        tensors[f"{tensor_name(keys[:-1])}.lora_{half}.weight"] = np.asarray(leaf).T
+        tensors[f"{fitting.tensor_name(keys[:-1])}.lora_{half}.weight"] = np.asarray(leaf).T
     entries = {
         "peft_type": "LORA",
         "task_type": None,
@@ -313,9 +297,9 @@ def save_adapter(
         "modules_to_save": list(whole) or None,
         "inference_mode": True,
     }
-    with written_whole(path, overwrite=True) as fresh:
-        write_json(fresh / "config.json", config.to_hf())
-        write_json(fresh / CONFIG, entries)
+    with directories.written_whole(path, overwrite=True) as fresh:
+        directories.write_json(fresh / "config.json", config.to_hf())
+        directories.write_json(fresh / CONFIG, entries)
         write_tensors(
             fresh / WEIGHTS,
             {_PREFIX + name: cast(leaf, dtype) for name, leaf in tensors.items()},
@@ -325,7 +309,7 @@ def save_adapter(
 
 def base_of(folder: Path) -> str:
     """Return the name of the model that an adapter was written for."""
-    return str(read_json(folder / CONFIG).get("base_model_name_or_path", ""))
+    return str(directories.read_json(folder / CONFIG).get("base_model_name_or_path", ""))
 
 
 def composed(folder: Path, base: Path) -> tuple[ModelConfig, dict[str, StoredTensor], Adapter]:
@@ -336,11 +320,11 @@ def composed(folder: Path, base: Path) -> tuple[ModelConfig, dict[str, StoredTen
     Args:
       base: Directory of the model, or of the language model of an LVLM.
     """
-    config = read_config(folder)
+    config = directories.read_config(folder)
     adapter = read_adapter(folder, config)
-    stored = survey(base)
+    stored = fitting.survey(base)
     if stored.problems:
-        refuse(base, stored.problems)
+        fitting.refuse(base, stored.problems)
     language = isinstance(config, LvlmConfig) and not isinstance(stored.config, LvlmConfig)
     part = "language_model." if language else ""
     tensors = {f"{part}{name}": tensor for name, tensor in stored.tensors.items()}

@@ -236,12 +236,10 @@ def save(
     leaves = {
         tensor_name(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
     }
-    wrong = sorted(
-        name
-        for name in layouts.keys() | leaves.keys()
-        if name not in layouts or name not in leaves or layouts[name].shape != leaves[name].shape
+    expected, actual = (
+        {name: x.shape for name, x in arrays.items()}.items() for arrays in (layouts, leaves)
     )
-    if wrong:
+    if wrong := sorted({name for name, _ in expected ^ actual}):
         refuse(Path(path), [f"the parameters do not fit the config: {wrong[0]}", *wrong[1:]])
     renames = family_of(config.model_type).written
     layouts, leaves = (

@@ -81,7 +81,7 @@ def fetch_checkpoint(
         raise InputError(f"checkpoint {str(path)!r}: is a file; give the directory")
     if entry:
         return load_plugin(entry)()
-    if isinstance(path_or_id, Path) or (parts := hub_id(path_or_id)) is None:
+    if not isinstance(path_or_id, str) or (parts := hub_id(path_or_id)) is None:
         mend = _similar(path_or_id) or "give one, or a hub id owner/name"
         raise InputError(f"checkpoint {str(path_or_id)!r}: no such directory; {mend}")
     from huggingface_hub import snapshot_download

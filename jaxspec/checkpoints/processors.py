@@ -34,6 +34,7 @@ from jaxspec.config import (
 from jaxspec.config.lvlm import MOST_TILES
 from jaxspec.errors import InputError, install_command, located, reading
 from jaxspec.models.families import family_of
+from jaxspec.models.inputs import MEND
 
 _LETTERS = "USER: <image>\nWhat is 1 + 1? \u00fc \u4f60 \U0001f642 ASSISTANT:"
 """A text with letters that a tokeniser may lack."""
@@ -51,7 +52,6 @@ _PATCH_SETTINGS = {
 }
 QWEN_PIXELS = 1 << 25
 """Most pixels of an image that a Qwen processor may ask for."""
-_MEND = "use the preprocessor_config.json that belongs to the model"
 
 
 def has_tokenizer(path: Path) -> bool:
@@ -97,50 +97,45 @@ def _processor_template(path: Path) -> Any | None:
     return None
 
 
-def load_image_processor(path: str | Path, config: ModelConfig | None = None) -> Any:
+def load_image_processor(path: str | Path, config: LvlmConfig) -> Any:
     """Return a directory's image processor, transformers' own on its Pillow backend.
 
     Called with `images=[...], return_tensors="np"`, it gives `pixel_values` [I, 3, Y, X], channels
     first.
 
-    Args:
-      config: Model whose tower reads the images; the processor is checked against it.
+    config: Model whose tower reads the images.
 
     Raises `InputError` where the directory holds none, or transformers cannot read it, or it does
-    not fit `config`.
+    not fit the tower.
     """
     import transformers
 
-    _require(path, _IMAGE_PROCESSORS, "image processor")
+    file = Path(path) / _require(path, _IMAGE_PROCESSORS, "image processor")
     # The Pillow backend, in transformers 5 and in transformers 4.
     recent = int(transformers.__version__.split(".")[0]) >= 5
     wish: Any = {"backend": "pil"} if recent else {"use_fast": False}
     with reading(f"{path}: transformers cannot read the image processor"):
         if isinstance(config, Gemma4Config):
-            processor = _patch_processor(Path(path))
+            processor = _patch_processor(read_json(file))
         else:
             processor = transformers.AutoImageProcessor.from_pretrained(
                 str(path), trust_remote_code=False, **wish
             )
-    if config is not None and not isinstance(config, TextConfig):
-        check_image_processor(path, processor, config)
+    _check_image_processor(path, processor, config)
     return processor
 
 
-def _patch_processor(path: Path) -> Any:
-    """Return the image processor of a Gemma 4 with the settings of a directory.
+def _patch_processor(raw: dict[str, Any]) -> Any:
+    """Return the image processor of a Gemma 4 with the settings of a file.
 
     The 12B's own, which has no Pillow backend, makes the same patches.
     """
-    name = _first(path, _IMAGE_PROCESSORS)
-    assert name is not None
-    raw = read_json(path / name)
     settings = raw.get("image_processor", raw)
     options = {key: value for key, value in settings.items() if key in _PATCH_SETTINGS}
     return pillow_class("Gemma4ImageProcessor")(**options)
 
 
-def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) -> None:
+def _check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) -> None:
     """Raise InputError for a processor that takes gigabytes, or does not make what the tower reads.
 
     Its sizes are compared with the tower's; all other settings show on a blank image.
@@ -156,8 +151,8 @@ def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) 
         size = settings.get(name)
         for edge, value in (size if isinstance(size, dict) else {name: size}).items():
             if value is not None and not (isinstance(value, int) and 0 < value <= limit):
-                raise InputError(f"{where}: {edge} {value!r}; give 1 to {limit}, or {_MEND}")
-    with reading(f"{where}: fails on a blank image", _MEND), np.errstate(all="ignore"):
+                raise InputError(f"{where}: {edge} {value!r}; give 1 to {limit}, or {MEND}")
+    with reading(f"{where}: fails on a blank image", MEND), np.errstate(all="ignore"):
         for high, wide in settings.get("image_grid_pinpoints") or ():
             if high * wide > pixels:
                 raise ValueError(f"image_grid_pinpoints {high}x{wide}, and at most {pixels} pixels")
@@ -207,12 +202,12 @@ def save_processors(
 def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
     """Return the settings by which transformers' processor counts placeholders."""
     kind = config.architecture.removesuffix("ForConditionalGeneration")
+    named = {"processor_class": f"{kind}Processor"}
     if isinstance(config, QwenVLConfig | Gemma4Config):
-        return {"processor_class": f"{kind}Processor"}
+        return named
     if isinstance(config, Gemma3Config):
-        return {"processor_class": f"{kind}Processor", "image_seq_length": config.image_tokens}
-    shared = {
-        "processor_class": f"{kind}Processor",
+        return named | {"image_seq_length": config.image_tokens}
+    shared = named | {
         "image_token": tokenizer.convert_ids_to_tokens(config.image_token_index),
         "vision_feature_select_strategy": config.vision_feature_select_strategy,
     }
@@ -256,7 +251,7 @@ def copy_processors(
     if whole.is_file() and not images.is_file():
         nested = read_json(whole).get("image_processor")
         if nested:  # transformers 5 keeps it here, where transformers 4 does not read it
-            with reading(f"{source / whole.name}: image_processor is not readable", _MEND):
+            with reading(f"{source / whole.name}: image_processor is not readable", MEND):
                 if kind := nested.get("image_processor_type"):  # else config.json tells it
                     nested["image_processor_type"] = kind.removesuffix("Pil").removesuffix("Fast")
             write_json(images, nested)

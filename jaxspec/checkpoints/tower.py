@@ -64,4 +64,4 @@ def read_tower(path_or_id: str | Path, dtype: jnp.dtype) -> Params:
 
 
 def _layouts(config: ModelConfig) -> tuple[dict[str, StoredLayout], Any]:
-    return layouts_in(split_tower(config, abstract_params(config))[0])
+    return layouts_in(split_tower(abstract_params(config))[0])

@@ -23,7 +23,8 @@ from jaxspec.heads.kinds import kind_of
 from jaxspec.heads.loading import is_head
 from jaxspec.heads.states import ImageRule
 from jaxspec.loading.pairs import SPARE_TOKENS, check_tokens, known_tokens
-from jaxspec.publishing.export import Target, export, terms_of
+from jaxspec.publishing.export import Target, export
+from jaxspec.publishing.model_card import Terms
 from jaxspec.publishing.push import Repository, check_terms, push
 from jaxspec.publishing.served_draft import draft_command
 from jaxspec.runtime import human_bytes, setup_runtime
@@ -154,7 +155,7 @@ def run(args: Export) -> None:
     # An export in the cache is an earlier try of this push.
     overwrite = args.overwrite or args.destination is None
     source = locate(args.source, args.revision)
-    terms = terms_of(source, hub.licence, hub.base_model)
+    terms = Terms.of(source, hub.licence, hub.base_model)
     if repository is not None:
         check_terms(source, terms)
     target = None

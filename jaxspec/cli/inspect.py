@@ -22,13 +22,12 @@ from jaxspec.checkpoints.formats.gguf_files import stored_kinds
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
-from jaxspec.config import text_config
+from jaxspec.config import LvlmConfig, text_config
 from jaxspec.errors import InputError, collected, printable
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.kinds import kind_of
 from jaxspec.heads.loading import is_head, list_head
 from jaxspec.models.families import family_of
-from jaxspec.models.language_model import LanguageModel
 from jaxspec.runtime import human_bytes, setup_runtime
 
 _SHOWN = 20
@@ -137,11 +136,11 @@ def inspect(path: Path) -> Inspection:
         with collected(problems):
             template = bool(load_tokenizer(path).chat_template)
         with collected(problems):
-            if LanguageModel(config).has_vision:
+            if isinstance(config, LvlmConfig):
                 load_image_processor(path, config)
     return Inspection(
         path=str(path),
-        family=config and (family_of(config.model_type).title or config.model_type),
+        family=config and family_of(config.model_type).title,
         model_type=config and config.model_type,
         context=config and text_config(config).context,
         vocabulary=config and text_config(config).vocab_size,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from jaxspec.config.gemma4 import Gemma4TextConfig, Gemma4UnifiedTextConfig
 from jaxspec.config.lvlm import BaseLvlmConfig
-from jaxspec.config.schema import check_choice, check_positive, known_fields
+from jaxspec.config.schema import Part, check_choice, check_positive
 from jaxspec.errors import InputError
 
 
 @dataclass(frozen=True)
-class SquaresConfig:
+class SquaresConfig(Part):
     """Hold the fields of images that are read as squares of patches, each of them a token."""
 
     model_type: str
@@ -28,13 +28,6 @@ class SquaresConfig:
     def side(self) -> int:
         """Return the pixels along a square."""
         return self.patch_size * self.pooling_kernel_size
-
-    @classmethod
-    def from_hf(cls, raw: dict[str, Any]) -> Self:
-        return cls(**known_fields(cls, raw))
-
-    def to_hf(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -131,8 +124,8 @@ class Gemma4Config(BaseLvlmConfig):
     tie_word_embeddings: bool = True
 
     architecture = "Gemma4ForConditionalGeneration"
-    _decoder: ClassVar[type[Gemma4TextConfig]] = Gemma4TextConfig
-    _tower: ClassVar[Any] = Gemma4VisionConfig
+    _decoder = Gemma4TextConfig
+    _tower = Gemma4VisionConfig
 
     @property
     def image_marks(self) -> tuple[int, int]:
@@ -141,18 +134,6 @@ class Gemma4Config(BaseLvlmConfig):
     @property
     def image_sign(self) -> int:
         return self.image_token_index
-
-    @classmethod
-    def from_hf(cls, raw: dict[str, Any]) -> Self:
-        if raw.get("vision_config", {}) is None:
-            part = f"{cls.model_type} config"
-            raise InputError(f"{part}: vision_config is null; give a model with one")
-        text = raw.get("text_config") or {}
-        return cls(
-            text_config=cls._decoder.from_hf(text | {"model_type": cls._decoder.model_type}),
-            vision_config=cls._tower.from_hf(raw.get("vision_config") or {}),
-            **cls.own_fields(raw),
-        )
 
     def to_hf(self) -> dict[str, Any]:
         """Return the dictionary, without audio, which is not read."""
@@ -170,5 +151,5 @@ class Gemma4UnifiedConfig(Gemma4Config):
     model_type: str = "gemma4_unified"
 
     architecture = "Gemma4UnifiedForConditionalGeneration"
-    _decoder: ClassVar[type[Gemma4TextConfig]] = Gemma4UnifiedTextConfig
-    _tower: ClassVar[Any] = PixelConfig
+    _decoder = Gemma4UnifiedTextConfig
+    _tower = PixelConfig

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
 from jaxspec.config.decoders import decoder_config
 from jaxspec.config.gemma import Gemma3TextConfig
-from jaxspec.config.schema import check_choice, check_positive, known_fields
+from jaxspec.config.schema import Part, check_choice, check_positive, known_fields
 from jaxspec.config.text import LlamaConfig, Qwen2Config, Qwen3Config, RotaryConfig
 from jaxspec.config.vision import Qwen3VisionConfig, QwenVisionConfig, VisionConfig
 from jaxspec.errors import InputError
@@ -20,7 +20,7 @@ MOST_TILES = 100
 
 
 @dataclass(frozen=True)
-class BaseLvlmConfig:
+class BaseLvlmConfig(Part):
     """Hold the fields and rules that the families share."""
 
     text_config: RotaryConfig
@@ -31,6 +31,8 @@ class BaseLvlmConfig:
 
     architecture: ClassVar[str]
     """transformers' class."""
+    _decoder: ClassVar[type[RotaryConfig]]
+    _tower: ClassVar[Any] = VisionConfig
     stacked: ClassVar[Any] = 0
     """Decoder layers after which features are added to the image slots (DeepStack)."""
     image_space: ClassVar[str] = ""
@@ -57,14 +59,27 @@ class BaseLvlmConfig:
         return self.vision_config
 
     @classmethod
-    def own_fields(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Return the entries of a file that are fields, without the two parts."""
-        parts = ("text_config", "vision_config")
-        entries = {k: v for k, v in raw.items() if v is not None and k not in parts}
-        return known_fields(cls, {"image_token_index": raw.get("image_token_id")} | entries)
+    def read_text(cls, raw: dict[str, Any]) -> RotaryConfig:
+        """Return the decoder that a file's `text_config` describes."""
+        return cls._decoder.from_hf(raw | {"model_type": cls._decoder.model_type})
+
+    @classmethod
+    def read_vision(cls, raw: dict[str, Any]) -> Any:
+        """Return the tower that a file's `vision_config` describes."""
+        return cls._tower.from_hf(raw)
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        """Read the family's dictionary; a part that is null or missing is the class's default."""
+        raw = {key: value for key, value in raw.items() if value is not None}
+        read = {"text_config": cls.read_text, "vision_config": cls.read_vision}
+        parts = {part: read[part](raw[part]) for part in read if part in raw}
+        own = {key: value for key, value in raw.items() if key not in read}
+        token = {"image_token_index": raw.get("image_token_id")}
+        return cls(**known_fields(cls, token | own), **parts)
 
     def to_hf(self) -> dict[str, Any]:
-        return asdict(self) | {
+        return super().to_hf() | {
             "architectures": [self.architecture],
             "text_config": self.text_config.to_hf(),
             "vision_config": self.vision_config.to_hf(),
@@ -86,10 +101,8 @@ class LlavaConfig(BaseLvlmConfig):
     vision_feature_select_strategy: str = "default"
 
     architecture = "LlavaForConditionalGeneration"
-    _decoder: ClassVar = "llama"
-    """The model_type of a `text_config` that names none."""
-    _tower: ClassVar = "clip_vision_model"
-    """The model_type of a `vision_config` that names none."""
+    _kinds: ClassVar = ("llama", "clip_vision_model")
+    """The model_types of parts that name none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,15 +130,12 @@ class LlavaConfig(BaseLvlmConfig):
         )
 
     @classmethod
-    def from_hf(cls, raw: dict[str, Any]) -> Self:
-        entries = cls.own_fields(raw)
-        if raw.get("text_config") is not None:
-            entries["text_config"] = decoder_config(raw["text_config"], cls._decoder)
-        if raw.get("vision_config") is not None:
-            entries["vision_config"] = VisionConfig.from_hf(
-                {"model_type": cls._tower} | raw["vision_config"]
-            )
-        return cls(**entries)
+    def read_text(cls, raw: dict[str, Any]) -> RotaryConfig:
+        return decoder_config(raw, cls._kinds[0])
+
+    @classmethod
+    def read_vision(cls, raw: dict[str, Any]) -> VisionConfig:
+        return VisionConfig.from_hf({"model_type": cls._kinds[1]} | raw)
 
     def to_hf(self) -> dict[str, Any]:
         return super().to_hf() | {"image_seq_length": self.image_tokens}
@@ -167,11 +177,6 @@ class LlavaNextConfig(LlavaConfig):
         shared["model_type"] = LlavaConfig.model_type
         return LlavaConfig(**shared)
 
-    def to_hf(self) -> dict[str, Any]:
-        return super().to_hf() | {
-            "image_grid_pinpoints": [list(pinpoint) for pinpoint in self.image_grid_pinpoints]
-        }
-
 
 def _siglip(layers: int, image_size: int) -> VisionConfig:
     """Return a tower of SigLIP SO400M's shape, for images of this many pixels along a side."""
@@ -198,8 +203,7 @@ class LlavaOnevisionConfig(LlavaNextConfig):
     """Features of more tiles than this are scaled down to as many."""
 
     architecture = "LlavaOnevisionForConditionalGeneration"
-    _decoder: ClassVar = "qwen2"
-    _tower: ClassVar = "siglip_vision_model"
+    _kinds: ClassVar = ("qwen2", "siglip_vision_model")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -229,6 +233,7 @@ class Gemma3Config(BaseLvlmConfig):
     mm_tokens_per_image: int = 256
 
     architecture = "Gemma3ForConditionalGeneration"
+    _decoder = Gemma3TextConfig
     image_space = "\n\n"
 
     def __post_init__(self) -> None:
@@ -260,15 +265,8 @@ class Gemma3Config(BaseLvlmConfig):
         return self.vision_config, self.mm_tokens_per_image
 
     @classmethod
-    def from_hf(cls, raw: dict[str, Any]) -> Self:
-        text, vision = (raw.get(part) or {} for part in ("text_config", "vision_config"))
-        return cls(
-            text_config=Gemma3TextConfig.from_hf(
-                text | {"model_type": Gemma3TextConfig.model_type}
-            ),
-            vision_config=VisionConfig.from_hf({"model_type": "siglip_vision_model"} | vision),
-            **cls.own_fields(raw),
-        )
+    def read_vision(cls, raw: dict[str, Any]) -> VisionConfig:
+        return VisionConfig.from_hf({"model_type": "siglip_vision_model"} | raw)
 
 
 @dataclass(frozen=True)
@@ -290,8 +288,8 @@ class QwenVLConfig(BaseLvlmConfig):
     vision_end_token_id: int = 151653
 
     architecture = "Qwen2_5_VLForConditionalGeneration"
-    _decoder: ClassVar[type[Qwen2Config]] = Qwen2Config
-    _tower: ClassVar[Any] = QwenVisionConfig
+    _decoder = Qwen2Config
+    _tower = QwenVisionConfig
     _text_defaults: ClassVar[dict[str, Any]] = {
         "vocab_size": 152064,
         "hidden_size": 8192,
@@ -320,21 +318,21 @@ class QwenVLConfig(BaseLvlmConfig):
         return replace(self.vision_config, out_hidden_size=0, tokens_per_second=0)
 
     @classmethod
+    def read_text(cls, raw: dict[str, Any]) -> RotaryConfig:
+        decoder = super().read_text(cls._text_defaults | raw)
+        rope = decoder.rope_scaling
+        sections = rope.mrope_section or cls._mrope_section
+        rope = replace(rope, mrope_section=sections, mrope_interleaved=cls._mrope_interleaved)
+        return replace(decoder, rope_scaling=rope)
+
+    @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         """Read the hub's flat files, and the nested ones that transformers writes since 4.52.
 
         Flat files hold the decoder's fields at the level of `vision_config`.
         """
-        text = cls._text_defaults | (raw.get("text_config") or raw)
-        decoder = cls._decoder.from_hf(text | {"model_type": cls._decoder.model_type})
-        rope = decoder.rope_scaling
-        sections = rope.mrope_section or cls._mrope_section
-        rope = replace(rope, mrope_section=sections, mrope_interleaved=cls._mrope_interleaved)
-        return cls(
-            text_config=replace(decoder, rope_scaling=rope),
-            vision_config=cls._tower.from_hf(raw.get("vision_config") or {}),
-            **cls.own_fields(raw),
-        )
+        text, vision = raw.get("text_config") or raw, raw.get("vision_config") or {}
+        return super().from_hf(raw | {"text_config": text, "vision_config": vision})
 
     def to_hf(self) -> dict[str, Any]:
         """Return the nested dictionary, which transformers reads since 4.52."""
@@ -357,8 +355,8 @@ class Qwen3VLConfig(QwenVLConfig):
     model_type: str = "qwen3_vl"
 
     architecture = "Qwen3VLForConditionalGeneration"
-    _decoder: ClassVar = Qwen3Config
-    _tower: ClassVar = Qwen3VisionConfig
+    _decoder = Qwen3Config
+    _tower = Qwen3VisionConfig
     _text_defaults: ClassVar = {"max_position_embeddings": 128000, "rope_theta": 500000.0}
     _mrope_section: ClassVar = (24, 20, 20)
     _mrope_interleaved: ClassVar = True

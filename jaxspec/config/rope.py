@@ -124,11 +124,9 @@ class RopeScaling:
         return cls(kind, **entries)
 
     def to_hf(self) -> dict[str, Any]:
-        out = {"rope_type": self.rope_type} | {
-            key: getattr(self, key) for key in _ROPE_KEYS[self.rope_type]
-        }
-        out |= {"mrope_section": list(self.mrope_section)} if self.mrope_section else {}
-        return out | ({"mrope_interleaved": True} if self.mrope_interleaved else {})
+        mrope = [key for key in ("mrope_section", "mrope_interleaved") if getattr(self, key)]
+        keys = ("rope_type", *_ROPE_KEYS[self.rope_type], *mrope)
+        return {key: getattr(self, key) for key in keys}
 
 
 def _yarn_magnitude(factor: float, scale: float) -> float:

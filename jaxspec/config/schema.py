@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from jaxspec.errors import InputError
 
@@ -55,6 +55,19 @@ def _fits(value: Any, kind: Any) -> bool:
     if get_origin(kind) is tuple:
         return isinstance(value, list | tuple) and all(_fits(v, kinds[0]) for v in value)
     return not kinds or any(_fits(value, option) for option in kinds)
+
+
+class Part:
+    """Read and write a part of config.json, of which a dataclass's fields are entries."""
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        """Read the dictionary of the family's transformers class."""
+        return cls(**known_fields(cls, raw))
+
+    def to_hf(self) -> dict[str, Any]:
+        """Return the dictionary that the class reads; JSON writes its tuples as lists."""
+        return asdict(self)  # type: ignore[call-overload]
 
 
 def check_positive(part: str, config: Any, *names: str) -> None:

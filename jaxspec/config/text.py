@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 from jaxspec.config.rope import RopeScaling
-from jaxspec.config.schema import check_choice, check_positive, known_fields
+from jaxspec.config.schema import Part, check_choice, check_positive, known_fields
 from jaxspec.errors import InputError
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class TextConfig(Part):
     """Hold the fields of every decoder; the families below add those of their modules."""
 
     model_type: str
@@ -79,17 +79,9 @@ class TextConfig:
         del index
         return self
 
-    @classmethod
-    def from_hf(cls, raw: dict[str, Any]) -> Self:
-        """Read the dictionary of the family's transformers class."""
-        return cls(**known_fields(cls, raw))
-
     def to_hf(self) -> dict[str, Any]:
         """Return the dictionary that the family's transformers class reads, versions 4 and 5."""
-        out = asdict(self) | {"architectures": [self.architecture]}
-        if isinstance(self.eos_token_id, tuple):
-            out["eos_token_id"] = list(self.eos_token_id)
-        return out
+        return super().to_hf() | {"architectures": [self.architecture]}
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -230,11 +222,10 @@ class RotaryConfig(TextConfig):
     def to_hf(self) -> dict[str, Any]:
         """Return the family's dictionary, with the rotary keys of transformers 4 and 5."""
         scaling, out = self.rope_scaling.to_hf(), super().to_hf()
-        vocabulary = out.pop("draft_vocabulary")
         del out["sliding_window"], out["layer_types"]
-        out |= {"draft_vocabulary": list(vocabulary)} if vocabulary else {}
-        if not self.known_tokens:
-            del out["known_tokens"]
+        for name in ("draft_vocabulary", "known_tokens"):  # entries of this library alone
+            if not out[name]:
+                del out[name]
         return out | {
             "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
             "rope_parameters": {"rope_theta": self.rope_theta} | scaling,

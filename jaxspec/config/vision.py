@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from jaxspec.config.schema import check_choice, known_fields
+from jaxspec.config.schema import Part, check_choice, known_fields
 from jaxspec.errors import InputError
 
 _SHARED_DEFAULTS = {
@@ -25,7 +25,7 @@ _VISION_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class VisionConfig:
+class VisionConfig(Part):
     """Describe a CLIP or SigLIP tower; by default the ViT-L/14-336 of a file that names none."""
 
     model_type: str = "clip_vision_model"
@@ -56,12 +56,12 @@ class VisionConfig:
         return self.model_type == "clip_vision_model"
 
     @classmethod
-    def from_hf(cls, raw: dict[str, Any]) -> VisionConfig:
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
         entries = known_fields(cls, raw)
         return cls(**_VISION_DEFAULTS.get(entries.get("model_type", cls.model_type), {}) | entries)
 
     def to_hf(self) -> dict[str, Any]:
-        out = asdict(self)
+        out = super().to_hf()
         if not self.class_token:
             del out["projection_dim"]
             out["vision_use_head"] = False  # the pooling head, which no LVLM reads
@@ -69,7 +69,7 @@ class VisionConfig:
 
 
 @dataclass(frozen=True)
-class QwenTowerConfig:
+class QwenTowerConfig(Part):
     """Hold the fields that Qwen's towers share. A tile is a square of merge groups."""
 
     depth: int = 32
@@ -85,6 +85,8 @@ class QwenTowerConfig:
     """Patches along one side of a merge group, which becomes one token."""
     out_hidden_size: int = 3584
 
+    model_type: ClassVar[str]
+    """The entry of the file; transformers 5 reads these as well as its own."""
     activation: ClassVar[str] = "silu"
     window_groups: ClassVar[int] = 4
     """Merge groups along one side of a tile."""
@@ -104,11 +106,13 @@ class QwenTowerConfig:
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
-        entries = known_fields(cls, raw)
         theta = (raw.get("rope_parameters") or {}).get("rope_theta", 10000.0)
         if theta != 10000.0:
             raise InputError(f"vision config: rope_theta {theta} is not supported; give 10000")
-        return cls(**entries)
+        return super().from_hf(raw)
+
+    def to_hf(self) -> dict[str, Any]:
+        return super().to_hf() | {"model_type": self.model_type}
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,8 @@ class QwenVisionConfig(QwenTowerConfig):
     tokens_per_second: int = 4
     """The rate of videos, which are not read here."""
 
+    model_type = "qwen2_5_vl"
+
     def __post_init__(self) -> None:
         if not 1 <= self.window_groups <= 64:
             raise InputError(
@@ -134,13 +140,6 @@ class QwenVisionConfig(QwenTowerConfig):
     def window_groups(self) -> int:
         """Merge groups along one side of an attention window."""
         return self.window_size // self.spatial_merge_size // self.patch_size
-
-    def to_hf(self) -> dict[str, Any]:
-        # transformers 5 reads this model_type as well as its own.
-        return asdict(self) | {
-            "model_type": "qwen2_5_vl",
-            "fullatt_block_indexes": list(self.fullatt_block_indexes),
-        }
 
 
 @dataclass(frozen=True)
@@ -157,15 +156,10 @@ class Qwen3VisionConfig(QwenTowerConfig):
     deepstack_visual_indexes: tuple[int, ...] = (8, 16, 24)
     """Layers whose features are added after the decoder's first layers."""
 
+    model_type = "qwen3_vl_vision"
     activation = "gelu_pytorch_tanh"
 
     @property
     def position_side(self) -> int:
         """Return the number of positions along one side of the square."""
         return math.isqrt(self.num_position_embeddings)
-
-    def to_hf(self) -> dict[str, Any]:
-        return asdict(self) | {
-            "model_type": "qwen3_vl_vision",
-            "deepstack_visual_indexes": list(self.deepstack_visual_indexes),
-        }

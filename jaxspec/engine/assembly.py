@@ -134,7 +134,7 @@ def speculation(
         reader = Tower(draft, tuple(changes) or (None,))
         shares = reader.changes == (None,) and same_tower(target, draft)
         # With a shared tower the features come from the target's.
-        trees = [split_tower(draft.config, draft.params)[1] if shares else draft.params, *trees]
+        trees = [split_tower(draft.params)[1] if shares else draft.params, *trees]
         forms += [Form(draft, view, "the draft", True, reader.place(view)) for view in parts.views]
     sources = sources_of(parts, target.model, config.length, shares)
     if chooses and sources:

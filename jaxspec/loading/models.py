@@ -124,6 +124,11 @@ class LoadedModel:
         check_weights(weights)
         if not isinstance(mesh, Mesh | None):
             raise InputError(f"mesh: {mesh!r:.60}; give what jaxspec.sharding.make_mesh returns")
+        if mesh is not None and not mesh.local_devices:
+            number = f"process {jax.process_index()} of {jax.process_count()}"
+            raise InputError(
+                f"mesh: none of its {mesh.size} devices belongs to {number}; give a larger one"
+            )
         if not isinstance(share_tower_with, LoadedModel | None):
             kind = type(share_tower_with).__name__
             raise InputError(f"share_tower_with: a {kind}; give what LoadedModel.load returns")
@@ -137,11 +142,14 @@ class LoadedModel:
         (device, *_) = jnp.zeros(()).devices() if mesh is None else mesh.devices.flat
         if dtype is None and device.platform == "cpu":
             dtype = jnp.dtype("float32")
+        # Check tokeniser and image processor before gigabytes are read.
+        described = cls._described(path, directories.read_config(path))
         checkpoint = huggingface.load(
             path, dtype=dtype, mesh=mesh, weights=weights, adapter=adapter
         )
-        described = cls._described(path, checkpoint.config)
-        model = replace(described, params=checkpoint.params, report=checkpoint.report)
+        config = with_stop_tokens(checkpoint.config, described.settings)  # an adapter may untie it
+        params, report = checkpoint.params, checkpoint.report
+        model = replace(described, config=config, params=params, report=report)
         model = model if tiles else model.without_tiles()
         return model if share_tower_with is None else model.sharing_tower(share_tower_with)
 
@@ -153,8 +161,8 @@ class LoadedModel:
 
     @classmethod
     def _described(cls, path: Path, config: ModelConfig) -> LoadedModel:
-        has_vision = LanguageModel(config).has_vision
-        processor = load_image_processor(path, config) if has_vision else None
+        has_images = isinstance(config, LvlmConfig)
+        processor = load_image_processor(path, config) if has_images else None
         settings = read_generation_settings(path)
         config = with_stop_tokens(config, settings)
         return cls(config, {}, load_tokenizer(path), processor, settings=settings)
@@ -182,12 +190,9 @@ class LoadedModel:
         Equal means the same values in the other's dtype, on the same devices. Otherwise return the
         model itself. Sharing frees the second copy of the tower.
         """
-        lvlms = isinstance(self.config, LvlmConfig) and isinstance(other.config, LvlmConfig)
-        if not lvlms or self.mesh != other.mesh:
-            return self
-        tower, decoder = split_tower(self.config, self.params)
-        other_tower = split_tower(other.config, other.params)[0]
-        if not same_values(tower, other_tower):
+        tower, decoder = split_tower(self.params)
+        other_tower = split_tower(other.params)[0]
+        if not tower or self.mesh != other.mesh or not same_values(tower, other_tower):
             return self
         params = flatten_dict(decoder) | flatten_dict(other_tower)
         return replace(self, params=unflatten_dict(params))

@@ -33,7 +33,7 @@ def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
     """Return whether both see the same features, so that images are encoded once."""
     if not same_images(target, draft):
         return False
-    return same_values(*(split_tower(model.config, model.params)[0] for model in (draft, target)))
+    return same_values(*(split_tower(model.params)[0] for model in (draft, target)))
 
 
 def check_vocabulary(name: str, model: LoadedModel) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jaxspec.models.layers import never_alone, wide
@@ -74,26 +75,12 @@ def attend_whole(
     first: Array | None = None,
 ) -> Array:
     """Return what `attend` returns, through one matrix of scores."""
-    batch, count, heads, width = q.shape
-    kv_heads = k.shape[1]
-    rows = _by_head(q, kv_heads)
-
-    def scored(rows: Array) -> Array:
-        return jnp.einsum("BKQH,BKSH->BKQS", rows, k, preferred_element_type=jnp.float32)
-
-    scores = never_alone(scored, rows, 2) * width**-0.5
-    scores = scores.reshape(batch, kv_heads, -1, count, k.shape[2])
     slots = jnp.arange(k.shape[2])
     if mask is not None:
         visible = _visible(slots, positions, mask, window)
     else:
         visible = _within(slots, positions, reach, window, first)
-    probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1).astype(
-        v.dtype
-    )
-    probs = probs.reshape(batch, kv_heads, -1, k.shape[2])
-    out = never_alone(lambda rows: jnp.einsum("BKQS,BKSH->BKQH", rows, v), probs, 2)
-    return out.reshape(batch, heads, count, width).swapaxes(1, 2)
+    return attend_segments(q, [Segment(k, v, visible)])
 
 
 class Segment(struct.PyTreeNode):
@@ -140,12 +127,10 @@ def attend_segments(
 
     probs = jax.nn.softmax(jnp.concatenate([*map(scores, segments)], axis=-1), axis=-1)
     probs = probs.astype(segments[0].v.dtype).reshape(batch, kv_heads, rows.shape[2], -1)
-    start, out = 0, jnp.zeros((), probs.dtype)
-    for v in (segment.v for segment in segments):
-        part = jax.lax.slice_in_dim(probs, start, start + v.shape[-2], axis=3)
-        out += times(part, v, "S->H")
-        start += v.shape[-2]
-    return out.reshape(batch, heads, count, width).swapaxes(1, 2)
+    ends = np.cumsum([segment.v.shape[-2] for segment in segments])
+    parts = jnp.split(probs, ends[:-1], axis=3)
+    products = [times(p, segment.v, "S->H") for p, segment in zip(parts, segments, strict=True)]
+    return sum(products[1:], products[0]).reshape(batch, heads, count, width).swapaxes(1, 2)
 
 
 def _by_head(q: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "B K rows H"]:

@@ -17,7 +17,6 @@ from flax import struct
 from jaxspec.cache import KVCache, LayerCache, TreeMask, write_keys_values, write_or_fill
 from jaxspec.config import RotaryConfig
 from jaxspec.models.attention import attend
-from jaxspec.models.inputs import TEXT, image_ends, in_order, show_images, widen_for_stack
 from jaxspec.models.layers import (
     INIT,
     Dense,
@@ -299,28 +298,13 @@ class CausalLM(nn.Module):
         return jnp.concatenate([features, padding.astype(features.dtype)], axis=-1)
 
     def hidden(
-        self,
-        embeds: Float[Array, "B T wide"],
-        positions: Int[Array, "B T"],
-        cache: KVCache | None = None,
-        live: int | None = None,
-        rotary: Int[Array, "B T"] | Int[Array, "B 3 T"] | None = None,
-        mask: Bool[Array, "#B T tree"] | None = None,
-        reach: Int[Array, "B T"] | None = None,
-        first: Int[Array, "B T"] | None = None,
+        self, embeds: Float[Array, "B T wide"], at: Places, cache: KVCache | None = None
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """Return the final-normed hidden states of T tokens a row, and the written cache.
 
         The caller sets the cache's `length`. Without a cache the tokens attend to each other only.
-
-        Args:
-          embeds: Embeddings of the tokens.
-          positions: `slots` of `Places`, and its `rotary` unless that is given.
-          cache: Cache to write to.
-          live, rotary, mask, reach, first: Fields of `Places`, of which `mask` is `seen`.
         """
-        rotary = positions if rotary is None else rotary
-        return self.model(embeds, Places(positions, rotary, mask, live, reach, first), cache)
+        return self.model(embeds, at, cache)
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Return the scores of the next token, float32."""
@@ -346,14 +330,15 @@ class CausalLM(nn.Module):
         if tree is not None:
             root = cache.length + cache.shift + count - tree.seen.shape[-1]
             rotary, mask = root[:, None] + tree.depth, tree.seen
-        hidden, cache_after = self.hidden(self.embed(tokens), positions, cache, None, rotary, mask)
+        at = Places(positions, rotary, mask)
+        hidden, cache_after = self.hidden(self.embed(tokens), at, cache)
         assert cache_after is not None
         return self.logits(hidden), cache_after.replace(length=cache.length + count)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Return the logits of a whole right-padded batch, without a cache."""
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        return self.logits(self.hidden(self.embed(tokens), positions)[0])
+        return self.logits(self.hidden(self.embed(tokens), Places(positions, positions))[0])
 
 
 class Lvlm(nn.Module):
@@ -365,28 +350,7 @@ class Lvlm(nn.Module):
 
     config: Any
 
-    def __call__(
-        self,
-        tokens: Int[Array, "B L"],
-        *images: Array,
-        sources: Int[Array, "B L blended"] | None = None,
-        blend: Float[Array, "B L blended"] | None = None,
-        rotary: Int[Array, "B 3 L"] | None = None,
-        **named_images: Array,
-    ) -> Float[Array, "B L V"]:
-        """Return the logits of a whole right-padded batch, without a cache.
-
-        `sources`, `blend` and `rotary` are those of `PromptRows`. Without them, image slots show
-        the table's rows in order.
-        """
-        if sources is None:
-            sources = in_order(tokens == self.config.image_token_index)
-        table = self.project(self.encode(*images, **named_images))
-        embeds = widen_for_stack(self.language_model.embed(tokens), self.config.stacked)
-        embeds = show_images(embeds, table, sources, blend)
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        joint = self.config.text_config.joint_images
-        reach = image_ends(sources[..., 0] != TEXT) if joint else None
-        return self.language_model.logits(
-            self.language_model.hidden(embeds, positions, rotary=rotary, reach=reach)[0]
-        )
+    def __call__(self, tokens: Int[Array, "B L"], **images: Array) -> Array:
+        """Read a text and images, so that `init` makes all parameters."""
+        self.project(self.encode(**images))
+        return self.language_model(tokens)

@@ -14,27 +14,8 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
-from jaxspec.config import (
-    Gemma3Config,
-    Gemma3TextConfig,
-    Gemma4Config,
-    Gemma4TextConfig,
-    Gemma4UnifiedConfig,
-    Gemma4UnifiedTextConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaNextConfig,
-    LlavaOnevisionConfig,
-    MimoConfig,
-    MistralConfig,
-    ModelConfig,
-    OptConfig,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3VLConfig,
-    QwenVLConfig,
-    TextConfig,
-)
+import jaxspec.config as configs
+from jaxspec.config import ModelConfig, TextConfig
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM
 from jaxspec.models.inputs import ImageInputs
@@ -48,114 +29,84 @@ from jaxspec.models.lvlms.qwen_vl import QwenImages, QwenVL
 from jaxspec.models.opt import OPT
 from jaxspec.typing import Array, Params
 
+_LLAMA = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)
+"""Layouts of files saved from the model without its output matrix."""
+_OPT = (
+    (r"^(?!model\.|decoder\.|lm_head\.)", "decoder."),
+    (r"^decoder\.", "model.decoder."),
+)
+_LLAVA = (
+    (r"^model\.language_model\.", "language_model.model."),
+    (r"^lm_head\.", "language_model.lm_head."),
+    (r"^model\.(vision_tower\.|multi_modal_projector\.|image_newline$)", r"\1"),
+    (r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model."),
+)
+_QWEN_VL = ((r"^model\.(visual\.)", r"\1"), (r"^model\.language_model\.", "model."))
+_NESTED = (
+    (r"^model\.", "model.language_model."),
+    (r"^((?:visual|vision_embedder|vision_tower|embed_vision)\.)", r"model.\1"),
+)
+"""Layout of files in which `model.` is in front of all names."""
+_GEMMA4 = (
+    (
+        (r"^model\.((?:vision_(?:embedder|tower)|audio_tower|embed_(?:vision|audio))\.)", r"\1"),
+        (r"^model\.language_model\.", "model."),
+    ),
+    _NESTED,
+    r"audio_tower\.|embed_audio\.",
+)
+"""`layouts`, `written` and `unread`."""
+
 
 @dataclass(frozen=True)
 class Family:
-    """Hold the classes and file layouts of a model type."""
+    """Hold the classes and file layouts of a model type; by default those of a Llama."""
 
+    title: str
+    """Name for people."""
     config: type[ModelConfig]
-    module: Callable[[Any], nn.Module]
-    layouts: tuple[tuple[str, str], ...] = ()
-    """Regex rewrites, in order, from any known file layout to the names of the hub's files."""
+    module: Callable[[Any], nn.Module] = CausalLM
     images: type[ImageInputs] | None = None
     """Reader of images for its tower; None for text models."""
-    tower: str = r"vision_tower/"
-    """Regex of the vision tower's parameters."""
-    title: str = ""
-    """Name for people."""
+    layouts: tuple[tuple[str, str], ...] = _LLAMA
+    """Regex rewrites, in order, from any known file layout to the names of the hub's files."""
     written: tuple[tuple[str, str], ...] = ()
     """Regex rewrites from these names to those of files that are written, where they differ."""
     unread: str = r"(?!)"
     """Regex of tensors of parts that are not computed here, such as audio; by default none."""
 
 
-_LLAMA_LAYOUTS = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)
-"""Layouts of files saved from the model without its output matrix."""
-_OPT_LAYOUTS = (
-    (r"^(?!model\.|decoder\.|lm_head\.)", "decoder."),
-    (r"^decoder\.", "model.decoder."),
-)
-_LLAVA_LAYOUTS = (
-    (r"^model\.language_model\.", "language_model.model."),
-    (r"^lm_head\.", "language_model.lm_head."),
-    (r"^model\.(vision_tower\.|multi_modal_projector\.|image_newline$)", r"\1"),
-    (r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model."),
-)
-_GEMMA4_LAYOUTS = (
-    (r"^model\.((?:vision_embedder|vision_tower|audio_tower|embed_vision|embed_audio)\.)", r"\1"),
-    (r"^model\.language_model\.", "model."),
-)
-_GEMMA4_WRITTEN = (
-    (r"^model\.", "model.language_model."),
-    (r"^((?:vision_embedder|vision_tower|embed_vision)\.)", r"model.\1"),
-)
-_QWEN_VL_LAYOUTS = ((r"^model\.(visual\.)", r"\1"), (r"^model\.language_model\.", "model."))
-
-FAMILIES: dict[str, Family] = {
-    "llama": Family(LlamaConfig, CausalLM, _LLAMA_LAYOUTS, title="Llama, Vicuna"),
-    "mistral": Family(MistralConfig, CausalLM, _LLAMA_LAYOUTS, title="Mistral"),
-    "qwen2": Family(Qwen2Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen2, Qwen2.5"),
-    "mimo": Family(
-        MimoConfig, CausalLM, _LLAMA_LAYOUTS, title="MiMo", unread=r"model\.mtp_layers\."
+_FAMILIES = (
+    Family("Llama, Vicuna", configs.LlamaConfig),
+    Family("Mistral", configs.MistralConfig),
+    Family("Qwen2, Qwen2.5", configs.Qwen2Config),
+    Family("MiMo", configs.MimoConfig, unread=r"model\.mtp_layers\."),
+    Family("Qwen3", configs.Qwen3Config),
+    Family("Gemma 3", configs.Gemma3TextConfig),
+    Family("Gemma 4", configs.Gemma4TextConfig),
+    Family("Gemma 4 12B", configs.Gemma4UnifiedTextConfig),
+    Family("OPT", configs.OptConfig, OPT, layouts=_OPT),
+    Family("LLaVA-1.5", configs.LlavaConfig, Llava, LlavaImages, _LLAVA),
+    Family("LLaVA-NeXT (1.6)", configs.LlavaNextConfig, LlavaNext, LlavaNextImages, _LLAVA),
+    Family(
+        "LLaVA-OneVision", configs.LlavaOnevisionConfig, LlavaNext, LlavaOnevisionImages, _LLAVA
     ),
-    "qwen3": Family(Qwen3Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen3"),
-    "gemma3_text": Family(Gemma3TextConfig, CausalLM, _LLAMA_LAYOUTS, title="Gemma 3"),
-    "gemma4_text": Family(Gemma4TextConfig, CausalLM, _LLAMA_LAYOUTS, title="Gemma 4"),
-    "gemma4_unified_text": Family(
-        Gemma4UnifiedTextConfig, CausalLM, _LLAMA_LAYOUTS, title="Gemma 4 12B"
-    ),
-    "opt": Family(OptConfig, OPT, _OPT_LAYOUTS, title="OPT"),
-    "llava": Family(LlavaConfig, Llava, _LLAVA_LAYOUTS, LlavaImages, title="LLaVA-1.5"),
-    "llava_next": Family(
-        LlavaNextConfig, LlavaNext, _LLAVA_LAYOUTS, LlavaNextImages, title="LLaVA-NeXT (1.6)"
-    ),
-    "llava_onevision": Family(
-        LlavaOnevisionConfig,
-        LlavaNext,
-        _LLAVA_LAYOUTS,
-        LlavaOnevisionImages,
-        title="LLaVA-OneVision",
-    ),
-    "gemma3": Family(
-        Gemma3Config, Gemma3, _LLAVA_LAYOUTS, Gemma3Images, title="Gemma 3 with images"
-    ),
-    "gemma4": Family(
-        Gemma4Config,
-        Gemma4,
-        _GEMMA4_LAYOUTS,
-        SquareImages,
-        title="Gemma 4 with images",
-        written=_GEMMA4_WRITTEN,
-        unread=r"audio_tower\.|embed_audio\.",
-    ),
-    "gemma4_unified": Family(
-        Gemma4UnifiedConfig,
+    Family("Gemma 3 with images", configs.Gemma3Config, Gemma3, Gemma3Images, _LLAVA),
+    Family("Gemma 4 with images", configs.Gemma4Config, Gemma4, SquareImages, *_GEMMA4),
+    Family(
+        "Gemma 4 12B with images",
+        configs.Gemma4UnifiedConfig,
         Gemma4Unified,
-        _GEMMA4_LAYOUTS,
         SquareImages,
-        r"vision_embedder/",
-        title="Gemma 4 12B with images",
-        written=_GEMMA4_WRITTEN,
-        unread=r"embed_audio\.",
+        *_GEMMA4,
     ),
-    "qwen2_5_vl": Family(
-        QwenVLConfig,
-        QwenVL,
-        _QWEN_VL_LAYOUTS,
-        QwenImages,
-        r"visual/(?!merger/)",
-        title="Qwen2.5-VL",
-    ),
-    "qwen3_vl": Family(
-        Qwen3VLConfig,
-        Qwen3VL,
-        _QWEN_VL_LAYOUTS,
-        Qwen3Images,
-        r"visual/(?!merger/|deepstack_merger_list)",
-        title="Qwen3-VL",
-        written=((r"^model\.", "model.language_model."), (r"^visual\.", "model.visual.")),
-    ),
-}
+    Family("Qwen2.5-VL", configs.QwenVLConfig, QwenVL, QwenImages, _QWEN_VL),
+    Family("Qwen3-VL", configs.Qwen3VLConfig, Qwen3VL, Qwen3Images, _QWEN_VL, _NESTED),
+)
+FAMILIES: dict[str, Family] = {family.config.model_type: family for family in _FAMILIES}
+"""Families by their `model_type`."""
+_TOWER = re.compile(r"vision_tower/|vision_embedder/|visual/(?!merger/|deepstack_merger_list)")
+"""Paths of the parameters that image features are made with."""
 
 
 def family_of(model_type: str) -> Family:
@@ -200,18 +151,17 @@ def text_params(config: ModelConfig, params: Params) -> Params:
     return params.get("language_model", decoder)
 
 
-def split_tower(config: ModelConfig, params: Params) -> tuple[Params, Params]:
+def split_tower(params: Params) -> tuple[Params, Params]:
     """Return the parameters that image features are made with, and all others."""
-    tower = re.compile(family_of(config.model_type).tower)
     inside, outside = {}, {}
     for path, leaf in flatten_dict(params, sep="/").items():
-        (inside if tower.match(path) else outside)[path] = leaf
+        (inside if _TOWER.match(path) else outside)[path] = leaf
     return unflatten_dict(inside, sep="/"), unflatten_dict(outside, sep="/")
 
 
 def towers_alike(target: ModelConfig, draft: ModelConfig) -> bool:
     """Return whether both have towers, of equal shapes, so that their weights can be equal."""
-    shapes = [split_tower(config, abstract_params(config))[0] for config in (target, draft)]
+    shapes = [split_tower(abstract_params(config))[0] for config in (target, draft)]
     return bool(shapes[0]) and shapes[0] == shapes[1]
 
 

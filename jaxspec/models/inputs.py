@@ -9,9 +9,10 @@ projected features. Unpadding, end-of-line embeddings, interpolation and pooling
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from flax import struct
 from jaxspec.errors import InputError
 from jaxspec.typing import Array, Bool, Float, Int
 
+MEND = "use the preprocessor_config.json that belongs to the model"
+"""Advice for an image processor that does not make what a tower reads."""
 TEXT, NEWLINE = -1, -2
 """Sources of a slot with its own token, and of one with the learned end-of-line embedding."""
 
@@ -125,35 +128,37 @@ def _windows(size: int, count: int) -> np.ndarray:
     return out
 
 
-class ImageInputs(Protocol):
+@dataclass(frozen=True)
+class ImageInputs(ABC):
     """Read a family's images on the host, with transformers' image processor."""
 
-    mrope: ClassVar[bool]
+    config: Any
+    processor: Any
+
+    mrope: ClassVar[bool] = False
     """Whether `slots` have positions (M-RoPE)."""
 
-    def __init__(self, config: Any, processor: Any) -> None: ...
-
     @staticmethod
+    @abstractmethod
     def shapes(config: Any) -> Shapes:
         """Return the arrays of one tile."""
-        ...
 
     @staticmethod
     def blended(pool: Pool | None) -> int:
         """Return the number of feature rows that a slot blends, pooled or not."""
-        ...
+        return 1
 
+    @abstractmethod
     def tiles(self, size: Size, images: int = 1) -> int:
         """Return the tiles of an image of that size, one of `images` in its prompt."""
-        ...
 
+    @abstractmethod
     def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
         """Return the image's prompt slots, pooled for view P."""
-        ...
 
+    @abstractmethod
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
         """Return the tiles [U, ...] of each of a prompt's RGB PIL images."""
-        ...
 
 
 def in_order(is_image: Array) -> Int[Array, "B L 1"]:
@@ -175,11 +180,6 @@ def image_ends(
     ends = ~is_image if first is None else ~is_image | (first == slots)
     after = jnp.pad(jnp.where(ends, slots, width)[:, 1:], ((0, 0), (0, 1)), constant_values=width)
     return jnp.where(is_image, jax.lax.cummin(after, axis=1, reverse=True) - 1, slots)
-
-
-def widen_for_stack(embeds: Float[Array, "B L D"], stacked: int) -> Float[Array, "B L wide"]:
-    """Return embeddings, and zeros behind them for what is added after `stacked` layers."""
-    return jnp.pad(embeds, ((0, 0), (0, 0), (0, stacked * embeds.shape[-1])))
 
 
 def show_images(

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, TreeMask, init_cache, whole_slots
 from jaxspec.config import ModelConfig, TextConfig, text_config
+from jaxspec.models.decoder import Places
 from jaxspec.models.families import build, family_of, text_params
-from jaxspec.models.inputs import ImageInputs, Pool, PromptRows, show_images, widen_for_stack
+from jaxspec.models.inputs import ImageInputs, Pool, PromptRows, show_images
 from jaxspec.models.layers import apply
 from jaxspec.sharding import gather
 from jaxspec.typing import Array, Float, Int, Params
@@ -52,10 +53,6 @@ class LanguageModel:
         """Return `rows.reach` if tokens of an image read one another; None if they do not."""
         return rows.reach if self.text.joint_images else None
 
-    def _bounds(self, rows: PromptRows) -> dict[str, Int[Array, "B L"] | None]:
-        """Return the first and the last slot that each token reads, where they are not usual."""
-        return {"reach": self.reach(rows), "first": rows.first}
-
     def encode(self, params: Params, images: Mapping[str, Array]) -> Float[Array, "B U P E"]:
         """Return tower features of every tile of every row's images."""
         return self._apply_model(params, "encode", **images)
@@ -68,8 +65,9 @@ class LanguageModel:
         pool: Pool | None = None,
     ) -> Float[Array, "B L D"]:
         """Return prompt embeddings. Image slots show projected features, pooled for view P."""
-        stacked = 0 if isinstance(self.config, TextConfig) else self.config.stacked
-        embeds = widen_for_stack(self._apply_decoder(params, "embed", rows.tokens), stacked)
+        embeds = self._apply_decoder(params, "embed", rows.tokens)
+        if stacked := getattr(self.config, "stacked", 0):  # room for what later layers add
+            embeds = jnp.pad(embeds, ((0, 0), (0, 0), (0, stacked * embeds.shape[-1])))
         if features is None or rows.sources is None:
             return embeds
         return show_images(
@@ -101,10 +99,8 @@ class LanguageModel:
         slots = first + jnp.arange(embeds.shape[1])
         rotary = slots + cache.shift[:, None] if rows.rotary is None else rows.rotary
         reach = self.reach(rows)
-        reach = None if reach is None else first + reach
-        hidden, longer = self._apply_decoder(
-            params, "hidden", embeds, slots, cache, None, rotary, reach=reach
-        )
+        at = Places(slots, rotary, reach=None if reach is None else first + reach)
+        hidden, longer = self._apply_decoder(params, "hidden", embeds, at, cache)
         shift = cache.shift if rows.shift is None else rows.shift
         longer = longer.replace(length=cache.length + rows.length, shift=shift)
         return self._last_logits(params, hidden, rows), longer
@@ -125,14 +121,21 @@ class LanguageModel:
         layers: tuple[int, ...] | None = None,
     ) -> tuple[Float[Array, "B L D"], KVCache]:
         """Run right-padded prompts; return final-normed hidden states and the cache."""
-        batch, width, _ = embeds.shape
-        cache = init_cache(self.text, batch, slots, embeds.dtype, layers)
-        positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
-        hidden, cache = self._apply_decoder(
-            params, "hidden", embeds, positions, cache, width, rows.angles, **self._bounds(rows)
-        )
+        cache = init_cache(self.text, len(embeds), slots, embeds.dtype, layers)
+        hidden, cache = self._hidden(params, embeds, rows, cache)
         shift = cache.shift if rows.shift is None else rows.shift
         return hidden, cache.replace(length=rows.length, shift=shift)
+
+    def _hidden(
+        self, params: Params, embeds: Array, rows: PromptRows, cache: KVCache | None
+    ) -> tuple[Float[Array, "B L D"], Any]:
+        """Run whole right-padded rows, whose tokens fill the cache's slots from 0 on."""
+        batch, width, _ = embeds.shape
+        positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
+        rotary = positions if rows.angles is None else rows.angles
+        live = None if cache is None else width
+        at = Places(positions, rotary, None, live, self.reach(rows), rows.first)
+        return self._apply_decoder(params, "hidden", embeds, at, cache)
 
     def logits(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Return the scores of the next token, float32."""
@@ -160,10 +163,7 @@ class LanguageModel:
           slots: Slots of the tokens to score; None scores every token.
         """
         embeds = self.embed(params, rows, features, pool)
-        positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
-        hidden, _ = self._apply_decoder(
-            params, "hidden", embeds, positions, None, None, rows.angles, **self._bounds(rows)
-        )
+        hidden, _ = self._hidden(params, embeds, rows, None)
         if slots is not None:
             hidden = jnp.take_along_axis(hidden, slots[..., None], axis=1)
         return self.scores(params, hidden)
@@ -186,6 +186,5 @@ class LanguageModel:
     def _apply_model(self, params: Params, method: str, *args: Any, **images: Any) -> Any:
         return apply(build(self.config), params, *args, method=method, **images)
 
-    def _apply_decoder(self, params: Params, method: str, *args: Any, **keywords: Any) -> Any:
-        text = text_params(self.config, params)
-        return apply(build(self.text), text, *args, method=method, **keywords)
+    def _apply_decoder(self, params: Params, method: str, *args: Any) -> Any:
+        return apply(build(self.text), text_params(self.config, params), *args, method=method)

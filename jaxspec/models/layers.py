@@ -337,6 +337,22 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 """Activations by their names in config.json."""
 
 
+class MLP(nn.Module):
+    """Compute last(activation(first(x))), with the names that the layers have in files."""
+
+    width: int
+    out: int
+    activation: str = "gelu"
+    names: tuple[str, str] = ("fc1", "fc2")
+    bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... out"]:
+        first, last = self.names
+        h = ACTIVATIONS[self.activation](Dense(self.width, self.bias, name=first)(x))
+        return Dense(self.out, self.bias, name=last)(h)
+
+
 class GatedMLP(nn.Module):
     """Compute down(activation(gate(x)) * up(x))."""
 

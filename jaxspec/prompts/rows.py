@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -82,11 +83,9 @@ def concatenated(parts: Sequence[PromptRow], anew: bool = False) -> PromptRow:
     width = max(0 if part.sources is None else part.sources.shape[1] for part in parts)
     rotary = None
     if any(part.rotary is not None for part in parts):
-        columns, start = [], 0
-        for part in parts:
-            columns.append(start + part.positions)
-            start += 0 if anew else int(part.positions.max(initial=-1)) + 1
-        rotary = np.concatenate(columns, axis=1)
+        spans = [0 if anew else len(part) + part.shift for part in parts]
+        starts = accumulate(spans, initial=0)
+        rotary = np.concatenate([a + part.positions for a, part in zip(starts, parts)], axis=1)
     sources = column("sources", np.full((1, width), TEXT, np.int32))
     blend = column("blend", np.eye(1, width, dtype=np.float32))
     image = column("image", np.full(1, -1, np.int32))

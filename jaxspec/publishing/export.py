@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
-from jaxspec.checkpoints.locating import locate, model_name, published_name
+from jaxspec.checkpoints.locating import locate, model_name
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.config import ModelConfig, RotaryConfig, TextConfig, text_config, with_text
 from jaxspec.errors import InputError, located, reading
@@ -20,7 +20,7 @@ from jaxspec.files import local_path
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.files import ExportOptions, Server
 from jaxspec.heads.kinds import kind_of
-from jaxspec.heads.loading import is_head, list_head, load_head, save_head
+from jaxspec.heads.loading import is_head, load_head, save_head
 from jaxspec.heads.states import ImageRule
 from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import first_tokens, narrowed, widened
@@ -98,7 +98,7 @@ def export(
         than the target's; the target is not the head's; or `text_only` for a text model.
     """
     path, options = locate(source), options or SaveOptions()
-    terms = terms or terms_of(path)
+    terms = terms or Terms.of(path)
     sources = [path, *([] if adapter is None else [local_path(adapter)])]
     check_destination(destination, options.overwrite, *sources)
     if is_head(path):
@@ -145,20 +145,6 @@ def export(
     tokenizer = target and target.tokenizer
     _write_model(model, destination, replace(options, extra=raw), terms, tokenizer or path)
     return config
-
-
-def terms_of(
-    source: str | Path, licence: str | None = None, base_model: str | None = None
-) -> Terms:
-    """Return the terms for an export's card; those that are given replace the source's.
-
-    The base model of a head is its target, where a hub id names it.
-    """
-    path = locate(source)
-    if base_model is None and is_head(path):
-        name = list_head(path)[0].target_name
-        base_model = published_name(name) or None
-    return Terms.of(path, licence, base_model)
 
 
 def _export_head(

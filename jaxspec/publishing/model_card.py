@@ -17,6 +17,7 @@ from jaxspec.errors import InputError
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.files import ExportOptions, Server
 from jaxspec.heads.kinds import kind_of
+from jaxspec.heads.loading import is_head, list_head
 from jaxspec.models.families import family_of
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.publishing.history import measured_tables, training_facts
@@ -46,11 +47,15 @@ class Terms:
     def of(cls, source: Path, licence: str | None = None, base_model: str | None = None) -> Terms:
         """Return a source's terms; arguments replace the source's.
 
+        The base model of a head is its target.
+
         licence: As `Licence.parse` reads it.
         """
         if base_model and not REPOSITORY.fullmatch(base_model):
             raise InputError(f"base-model {base_model!r:.60}: no id of the hub; give owner/name")
-        base_model = base_model or published_name(model_name(source)) or None
+        if not base_model:
+            name = list_head(source)[0].target_name if is_head(source) else model_name(source)
+            base_model = published_name(name) or None
         return cls(Licence.parse(licence) if licence else licence_of(source), base_model)
 
 
@@ -84,7 +89,7 @@ def write_model_card(path: Path, name: str, model: Exported, terms: Terms) -> No
     fate = "get no probability" if text.known_tokens else "are means"
     history = training_facts(model.source)
     facts = {
-        "family": f"{family.title or config.model_type} (`{config.to_hf()['architectures'][0]}`)",
+        "family": f"{family.title} (`{config.to_hf()['architectures'][0]}`)",
         "parameters": _count_parameters(model.params),
         "decoder": f"{text.num_hidden_layers} layers of width {text.hidden_size}, "
         f"{text.num_attention_heads} heads",

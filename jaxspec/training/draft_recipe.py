@@ -139,7 +139,7 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
 
     def tower() -> Params:
         if target.params:
-            return split_tower(target.config, target.params)[0]
+            return split_tower(target.params)[0]
         return read_tower(recipe.target, jnp.dtype("float32"))
 
     if recipe.lora and (folder := _adapter(recipe)):

@@ -174,7 +174,7 @@ def teacher_params(
     """
     if not view.reads_images or not same_tower(teacher, draft):
         return teacher.params
-    tower, decoder = split_tower(teacher.config, teacher.params)
+    tower, decoder = split_tower(teacher.params)
     trainable, _ = partition(draft.params, frozen)
     return teacher.params if flatten(tower).keys() & trainable.keys() else decoder
 
@@ -188,7 +188,7 @@ def teacher_logits(
     """Return the teacher's logits at the draft's slots. `features` are the draft's."""
     read = batch.teacher
     assert read is not None, "the batch has no rows of the teacher"
-    if split_tower(teacher.config, params)[0]:
+    if split_tower(params)[0]:
         features = encode(teacher, params, batch.images if read.images is None else read.images)
     logits = teacher.score(params, read.rows, features)
     return jnp.take_along_axis(logits, read.before[..., None], axis=1)

@@ -127,8 +127,8 @@ def abstract_step(
         student, drafts = abstract_params(draft), LanguageModel(draft)
         frozen, shared = [TEACHER], towers_alike(target, draft)
         if shared:
-            teacher = split_tower(target, teacher)[1]
-            frozen += split_tower(draft, student)[0]
+            teacher = split_tower(teacher)[1]
+            frozen += split_tower(student)[0]
 
         def sharding_of(mesh: Any) -> Params:
             return shardings(draft, student, mesh) | {TEACHER: shardings(target, teacher, mesh)}

@@ -111,6 +111,15 @@ def test_an_engine_gets_a_target_that_it_finds(
     assert "--model-path HuggingFaceTB/SmolLM2-135M-Instruct --spec" in told
 
 
+def test_a_head_is_not_its_own_base_model(tmp_path: Path) -> None:
+    """Its target is, and where no id of that is known the card names none."""
+    config, params = made()
+    path = tmp_path / "models--us--head" / "snapshots" / "0"
+    save_head(path, replace(config, target_name="my target"), params, None)
+    main(["export", str(path), str(tmp_path / "out")])
+    assert ModelCard.load(tmp_path / "out" / "README.md").data.base_model is None
+
+
 def test_a_card_says_how_a_head_was_trained_and_what_serves_it(tmp_path: Path) -> None:
     config, params = made()
     runs = tmp_path / "run"

@@ -188,10 +188,14 @@ def test_a_failed_save_leaves_what_was_there(tmp_path):
 
 
 def test_no_such_checkpoint(tmp_path):
+    (tmp_path / "absent").mkdir()
+    (entry,) = os.scandir(tmp_path)  # a path of another type
+    (tmp_path / "absent").rmdir()
     (tmp_path / "file").write_text("")
     absent, file = str(tmp_path / "absent"), str(tmp_path / "file")
     for name, said in (
         (absent, "absent': no such directory"),
+        (entry, "no such directory"),
         ("three/part/name", "no such directory"),
         (file, "is a file; give the directory"),
         ("a" * 5000, "no such directory"),

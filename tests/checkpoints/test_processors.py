@@ -14,6 +14,7 @@ from transformers import AutoProcessor
 
 from jaxspec.checkpoints.processors import copy_processors, load_image_processor, load_tokenizer
 from jaxspec.errors import InputError
+from jaxspec.loading.models import LoadedModel
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.publishing.export import export
 from tests import tiny
@@ -42,7 +43,7 @@ def test_image_processor(good):
     and std.
     """
     page = np.random.default_rng(0).integers(0, 256, (24, 48, 3), np.uint8)
-    processor = load_image_processor(good)
+    processor = load_image_processor(good, tiny.CONFIG)
     ours = processor(images=[Image.fromarray(page)], return_tensors="np")["pixel_values"]
     small = np.asarray(Image.fromarray(page).resize((56, 28), Image.Resampling.BICUBIC))[:, 14:42]
     mean, std = np.array(processor.image_mean), np.array(processor.image_std)
@@ -137,12 +138,15 @@ def test_every_chat_template_runs_in_the_sandbox(place, model):
         PromptEncoder(load_tokenizer(path), IMAGE).prompt("3", ["image"])
 
 
-@pytest.mark.parametrize(
-    ("read", "what"),
-    [(load_tokenizer, "no tokenizer"), (load_image_processor, "no image processor")],
-)
-def test_missing_processors(tmp_path, read, what):
-    assert what in tiny.one_line(read, tmp_path)
+def test_missing_processors(tmp_path):
+    assert "no tokenizer" in tiny.one_line(load_tokenizer, tmp_path)
+    assert "no image processor" in tiny.one_line(load_image_processor, tmp_path, tiny.CONFIG)
+
+
+def test_a_missing_tokeniser_is_told_before_weights_are_read(model):
+    for file in (*model.glob("tokenizer*"), *model.glob("*.safetensors")):
+        file.unlink()
+    assert "no tokenizer" in tiny.one_line(LoadedModel.load, model)
 
 
 TEXT = "the thing in \u00fc w?"

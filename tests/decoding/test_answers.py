@@ -435,6 +435,12 @@ def test_wrong_arguments_are_one_line(
             call()
 
 
+def test_a_mesh_has_a_device_of_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(mesh := make_mesh()), "local_devices", [])
+    with pytest.raises(InputError, match="none of its 1 devices belongs to process 0 of 1"):
+        LoadedModel.load("a", mesh=mesh)
+
+
 @pytest.mark.parametrize("name", ["max_new_tokens", "seed", "temperature", "stop"])
 def test_a_long_value_is_cut_in_its_line(name: str) -> None:
     with pytest.raises(InputError, match=f"^{name}: 'a") as error:

@@ -21,12 +21,12 @@ from jaxspec.decoding.drafting.trees import ChainDrafter
 from jaxspec.decoding.plans import plans_of
 from jaxspec.decoding.state import Pause
 from jaxspec.decoding.steps import run_decode, run_prefill
-from jaxspec.models.families import build
 from jaxspec.models.int8 import int8_params
 from jaxspec.sampling import draw
 from jaxspec.typing import Array, Params
 from jaxspec.verification import Draft, Verdict, rejection
 from tests.tiny import (
+    full_pass,
     kv_head,
     lvlm,
     narrow,
@@ -75,7 +75,7 @@ def logits_after(prefix: tuple[int, ...], int8: bool = False) -> np.ndarray:
 
 @jax.jit
 def forward(params: Params, tokens: Array, pixels: Array) -> Array:
-    return build(TARGET.config).apply({"params": params}, tokens, pixels)
+    return full_pass(TARGET, params, tokens, pixels)
 
 
 def joint(temperature: float, top_k: int, top_p: float, int8: bool = False) -> np.ndarray:

@@ -12,9 +12,18 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding.trace import accepting_shares, trace_record
-from jaxspec.models.families import build
 from jaxspec.sampling import mix
-from tests.tiny import lvlm, noisy, prompts, rarer, sampling, speculator, view_rows, weighted
+from tests.tiny import (
+    full_pass,
+    lvlm,
+    noisy,
+    prompts,
+    rarer,
+    sampling,
+    speculator,
+    view_rows,
+    weighted,
+)
 
 NEW = 24
 VOCABULARY = IMAGE = 30  # in a full pass, a drawn placeholder would show an image
@@ -30,9 +39,7 @@ def test_every_token_is_accounted_for(tree):
     state = jax.jit(
         lambda: program.decode(params, program.prefill(params, batch, options, NEW), options)
     )()
-    forward = jax.jit(
-        lambda tokens, pixels: build(TARGET.config).apply({"params": DRAFT}, tokens, pixels)
-    )
+    forward = jax.jit(lambda tokens, pixels: full_pass(TARGET, DRAFT, tokens, pixels))
     agreed, narrow = 0, 0
     for b in range(3):
         count = int(state.count[b])

@@ -20,7 +20,7 @@ from jaxspec.decoding.inputs import Member
 from jaxspec.decoding.sources.draft_model import DraftModel, ViewRows
 from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
 from jaxspec.errors import InputError
-from jaxspec.models.decoder import CausalLM
+from jaxspec.models.decoder import CausalLM, Places
 from jaxspec.models.families import build
 from jaxspec.models.inputs import NEWLINE, TEXT, PromptRows, Slots
 from jaxspec.models.language_model import LanguageModel
@@ -70,7 +70,7 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
 
     @partial(jax.jit, compiler_options=tiny.QUICK)
     def alone(tokens: jax.Array, pixels: jax.Array) -> jax.Array:
-        return jax.nn.log_softmax(build(MODEL.config).apply({"params": PARAMS}, tokens, pixels))
+        return jax.nn.log_softmax(tiny.full_pass(MODEL, PARAMS, tokens, pixels))
 
     @partial(jax.jit, compiler_options=tiny.QUICK)
     def alone_pooled(tokens: jax.Array, pixels: jax.Array) -> jax.Array:
@@ -84,7 +84,8 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
         here = tokens[:, 1:3, None] == MODEL.config.image_token_index
         embeds = embeds.at[:, 1:3].set(jnp.where(here, pages, embeds[:, 1:3]))
         run: Any = partial(CausalLM(MODEL.text).apply, {"params": text})
-        hidden, _ = run(embeds, jnp.arange(tokens.shape[1])[None], method="hidden")
+        places = jnp.arange(tokens.shape[1])[None]
+        hidden, _ = run(embeds, Places(places, places), method="hidden")
         return jax.nn.log_softmax(run(hidden, method="logits"))
 
     first, second, told = two_blocks()

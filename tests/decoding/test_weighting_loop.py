@@ -15,7 +15,6 @@ import numpy as np
 
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState
-from jaxspec.models.families import build
 from jaxspec.models.inputs import PromptRows
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
@@ -43,7 +42,7 @@ def step(spec: Speculator, params: Params, state: DecodeState, options: Sampling
 
 @partial(jax.jit, compiler_options=tiny.QUICK)
 def forward(params: Params, tokens: jax.Array, pixels: jax.Array) -> jax.Array:
-    return build(TARGET.config).apply({"params": params}, tokens, pixels)
+    return tiny.full_pass(TARGET, params, tokens, pixels)
 
 
 def following(prompt: PromptRows, b: int, answer: np.ndarray, params: Params) -> np.ndarray:

@@ -214,7 +214,7 @@ def pair_of(family: str) -> tuple[Any, ...]:
     else:
         config = replace(config, **wide)
     params = tiny.random_params(config, scale=0.05)
-    tower = flatten_dict(split_tower(config, params)[0]) if isinstance(config, LvlmConfig) else {}
+    tower = flatten_dict(split_tower(params)[0])
     draft = unflatten_dict(flatten_dict(tiny.noisy(params, 0.005)) | tower)
     models = [jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), one) for one in (params, draft)]
     return *(LoadedModel(config, one, tiny.tokenizer(), processor) for one in models), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import transformers
 from PIL import Image
 
 from jaxspec import LoadedModel
+from jaxspec.checkpoints.directories import weight_files
 from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.checkpoints.formats import original_llava
 from jaxspec.checkpoints.huggingface import load
@@ -127,6 +129,17 @@ def test_the_next_version_has_tiles_and_its_own_tower(
     words = model.config.image_token_index
     equal = np.testing.assert_array_equal
     jax.tree.map(equal, unpadded(model.params, words), unpadded(twin.params, words))
+
+
+def test_a_changed_tower_makes_another_copy(cache: Path, tmp_path: Path) -> None:
+    (path := tmp_path / "original").mkdir()
+    tower = shutil.copytree(fetch_checkpoint(CLIP), tmp_path / "clip")
+    write_llava(path, fetch_checkpoint(CONVERTED), mm_vision_tower=str(tower))
+    copies = [locate(path), locate(path)]
+    for file in weight_files(tower):
+        os.utime(file, (0, 0))
+    copies.append(locate(path))
+    assert copies[0] == copies[1] != copies[2]
 
 
 def test_it_may_be_the_working_directory(

@@ -4,6 +4,7 @@ token.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,11 +14,10 @@ import pytest
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import LlavaConfig
-from jaxspec.models.families import build
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.lvlms.llava import Projector
-from tests.tiny import hf
+from tests.tiny import full_pass, hf
 from tests.tiny.hf import torch
 
 
@@ -39,9 +39,8 @@ def pixel_batch(counts: list[int], pixels: np.ndarray) -> np.ndarray:
 def our_logits(
     config: LlavaConfig, params: Any, tokens: np.ndarray, pixels: np.ndarray
 ) -> jax.Array:
-    return jax.jit(build(config).apply)(
-        {"params": params}, jnp.asarray(tokens), jnp.asarray(pixels)
-    )
+    run = jax.jit(partial(full_pass, LanguageModel(config)))
+    return run(params, jnp.asarray(tokens), jnp.asarray(pixels))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from jaxspec.config import QwenVLConfig
 from jaxspec.errors import InputError
 from jaxspec.loading.images import image_inputs
 from jaxspec.loading.models import LoadedModel
-from jaxspec.models.families import build
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.lvlms.qwen_vl import VisionTower, window_contents
 from jaxspec.prompts.encoder import PromptEncoder
@@ -120,10 +119,12 @@ def our_logits(
 ) -> list[np.ndarray]:
     """Logits [L, V] of each row, in one batch."""
     made, batch, given = our_rows(loaded, rows, images, width)
-    apply = jax.jit(build(loaded.config).apply, compiler_options=QUICK)
-    out = apply(
-        {"params": loaded.params}, batch.tokens, **given, sources=batch.sources, rotary=batch.rotary
-    )
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def run(params: Any, rows: PromptRows, images: Any) -> jax.Array:
+        return loaded.model.score(params, rows, loaded.model.encode(params, images))
+
+    out = run(loaded.params, batch, given)
     return [np.asarray(logits[: len(row)]) for logits, row in zip(out, made)]
 
 

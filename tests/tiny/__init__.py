@@ -25,6 +25,7 @@ from tests.tiny.loops import (
     PATCHES,
     QUICK,
     blind,
+    full_pass,
     outputs,
     params_of,
     prompts,

@@ -93,6 +93,15 @@ def stack(rows: list[np.ndarray], width: int, image: int | None) -> PromptRows:
     return PromptRows(tokens, length, None if image is None else in_order(tokens == image))
 
 
+def full_pass(
+    model: LanguageModel, params: Params, tokens: jax.Array, pixels: jax.Array
+) -> jax.Array:
+    """Return the logits [B, L, V] of whole rows, whose image slots show their features in order."""
+    length = jnp.full(len(tokens), tokens.shape[1])
+    rows = PromptRows(tokens, length, in_order(tokens == model.config.image_token_index))
+    return model.score(params, rows, model.encode(params, {"pixels": pixels}))
+
+
 def weighted(batch: PromptBatch, *weights: float) -> PromptBatch:
     return batch.replace(
         weights=jnp.broadcast_to(jnp.asarray(weights, jnp.float32), batch.weights.shape)

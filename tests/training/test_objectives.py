@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 
 from jaxspec.loading.models import LoadedModel
-from jaxspec.models.families import build
 from jaxspec.prompts.views import parse_views
 from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.objectives import (
@@ -45,9 +45,8 @@ def batch(view: str = "M", teacher: LoadedModel | None = MODEL, model: LoadedMod
 def test_a_teacher_is_read_where_the_draft_predicts(name: str, view: str) -> None:
     made = batch(view, model=MODEL if name == "lvlm" else TEXT)
     images = made.images if made.teacher.images is None else made.teacher.images
-    whole = jax.jit(build(tiny.CONFIG).apply)(
-        {"params": TEACHER}, made.teacher.rows.tokens, images["pixels"]
-    )
+    run = jax.jit(partial(tiny.full_pass, MODEL.model))
+    whole = run(TEACHER, made.teacher.rows.tokens, images["pixels"])
     taught = jax.jit(lambda made: teacher_logits(MODEL.model, TEACHER, made, None))(made)
     longer = made.teacher.rows.length - made.rows.length
     assert longer.max() > 0

@@ -118,7 +118,7 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
         gemma = entries.get("general.architecture") == "gemma3"
         layout = (*_SANDWICH_LAYOUT, *_LAYOUT) if gemma else _LAYOUT
         stored = in_hub_layout(listed, layout, problems)
-        config = _config(file, entries, stored, factors and factors.data)
+        config = _config(entries, stored, factors and factors.data)
         if problems := problems or contradictions(config, lambda: layouts_of(config)[0], stored):
             refuse(file, problems)
         ids, tokenizer = special_ids(entries), gguf_tokenizer(entries)
@@ -162,7 +162,7 @@ def _dequantised(origin: str, tensor: Any, heads: int, added: float) -> np.ndarr
 
 
 def _config(
-    file: Path, entries: dict[str, Any], stored: dict[str, StoredTensor], factors: np.ndarray | None
+    entries: dict[str, Any], stored: dict[str, StoredTensor], factors: np.ndarray | None
 ) -> RotaryConfig:
     """Return the configuration that a file's entries describe.
 
@@ -172,7 +172,7 @@ def _config(
     """
     kind = entries.get("general.architecture")
     if kind not in _FAMILIES:
-        raise InputError(f"{file}: architecture {kind!r} is not one of {', '.join(_FAMILIES)}")
+        raise InputError(f"architecture {kind!r} is not one of {', '.join(_FAMILIES)}")
     # A float32 as config.json writes it (9.999999747378752e-06 is 1e-05), so that a head's
     # `target_hash` holds for the same model in Hugging Face's files too.
     settings: dict[str, Any] = {
@@ -211,7 +211,7 @@ def _config(
         if not np.allclose(
             rotary_frequencies(config) * factors, rotary_frequencies(plain), rtol=1e-4, atol=0
         ):
-            raise InputError(f"{file}: rope_freqs.weight is not Llama 3's; take another file")
+            raise InputError("rope_freqs.weight is not Llama 3's; take another file")
     window = config.sliding_window or max(
         settings.get("attention.sliding_window", 0), config.context
     )
@@ -219,7 +219,7 @@ def _config(
     whole |= dict.fromkeys(("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"), 1)
     for name, value in (whole | {"attention.sliding_window": window}).items():
         if settings.get(name, value) not in (value, 0):
-            raise InputError(f"{file}: {kind}.{name} is {settings[name]}, supported: {value}")
+            raise InputError(f"{kind}.{name} is {settings[name]}, supported: {value}")
     return config
 
 

@@ -65,9 +65,10 @@ def converted(path: Path, tower: Path, name: str, weights: bool = True) -> Path:
       name: Name of the model.
       weights: False writes only configurations, tokeniser and image processor.
     """
-    files = [path / "config.json", *(weight_files(path) if weights else ())]
+    files = [path / "config.json", tower / "config.json"]
+    files += [*weight_files(path), *weight_files(tower)] if weights else []
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    made_of = f"{path.resolve()} {tower.resolve()} {states} {CONVERSION}"
+    made_of = f"{path.resolve()} {tower.resolve()} {states} {weights} {CONVERSION}"
     write = partial(convert, path, tower, weights=weights)
     return written_once(made_of.encode(), "llava", name, write, path)
 

@@ -160,7 +160,7 @@ class DraftModel(Source[DraftState, KVCache]):
 
     def shapes(self, dtype: Any) -> Params:
         shapes = abstract_params(self.model.config, dtype)
-        return split_tower(self.model.config, shapes)[1] if self.shares_tower else shapes
+        return split_tower(shapes)[1] if self.shares_tower else shapes
 
     def sizes(
         self, lengths: Sequence[int], slot_images: np.ndarray, buckets: Buckets

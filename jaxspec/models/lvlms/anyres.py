@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import NEWLINE, Pool, Size, Slots
-from jaxspec.models.lvlms.llava import LlavaImages, check_pixels
+from jaxspec.models.lvlms.llava import LlavaImages
 
 
 class LlavaNextImages(LlavaImages):
@@ -37,22 +37,7 @@ class LlavaNextImages(LlavaImages):
             np.append(np.arange(per_tile, dtype=np.int32), lines)[:, None], tiles * per_tile
         )
 
-    def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        out = []
-        for image, values in zip(images, self._processed(images), strict=True):
-            check_pixels(values.shape[1:], self.config.vision_config.image_size)
-            expected = self.tiles((image.height, image.width), len(images))
-            if len(values) != expected:
-                raise InputError(
-                    f"image processor: makes {len(values)} tiles of {image.height}x{image.width} "
-                    f"pixels, but config.json asks for {expected}; "
-                    "use the preprocessor_config.json that belongs to the model"
-                )
-            out.append({"pixels": values.transpose(0, 2, 3, 1)})
-        return out
-
     def _processed(self, images: Sequence[Any]) -> list[np.ndarray]:
-        """Return the tiles [U, 3, Y, X] of each image."""
         return [
             np.asarray(self.processor(images=[i], return_tensors="np")["pixel_values"])[0]
             for i in images

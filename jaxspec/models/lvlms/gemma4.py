@@ -7,7 +7,7 @@ tokens of an image read one another, see `Places.reach`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ import numpy as np
 from jaxspec.config import Gemma4Config, Gemma4UnifiedConfig, PixelConfig
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM, Lvlm
-from jaxspec.models.inputs import Pool, Shapes, Size, Slots
+from jaxspec.models.inputs import MEND, ImageInputs, Pool, Shapes, Size, Slots
 from jaxspec.models.layers import INIT, Dense, LayerNorm, RMSNorm
 from jaxspec.models.lvlms.gemma4_tower import VisionTower
 from jaxspec.typing import Array, Float, Int
@@ -65,11 +65,12 @@ class Gemma4(Lvlm):
 
     config: Gemma4Config
 
-    def setup(self) -> None:
-        self.vision_tower = VisionTower(self.config.vision_config)
-        self._setup_decoder()
+    reader: ClassVar[tuple[str, Callable[..., Any]]] = ("vision_tower", VisionTower)
+    """Name and class of the part that reads squares."""
 
-    def _setup_decoder(self) -> None:
+    def setup(self) -> None:
+        name, kind = self.reader
+        setattr(self, name, kind(self.config.vision_config))
         self.embed_vision = VisionProjection(self.config)
         self.language_model = CausalLM(self.config.text_config)
         # The files hold the decoder at the level of the tower.
@@ -79,7 +80,7 @@ class Gemma4(Lvlm):
         self, pixels: Float[Array, "B U P values"], position: Int[Array, "B U P 2"]
     ) -> Float[Array, "B U P E"]:
         """Return features of every square."""
-        return self.vision_tower(pixels, position)
+        return getattr(self, self.reader[0])(pixels, position)
 
     def project(
         self, features: Float[Array, "B U P E"], pool: Pool | None = None
@@ -94,29 +95,18 @@ class Gemma4Unified(Gemma4):
 
     config: Gemma4UnifiedConfig
 
-    def setup(self) -> None:
-        self.vision_embedder = VisionEmbedder(self.config.vision_config)
-        self._setup_decoder()
-
-    def encode(
-        self, pixels: Float[Array, "B U P values"], position: Int[Array, "B U P 2"]
-    ) -> Float[Array, "B U P E"]:
-        """Return features of every square."""
-        return self.vision_embedder(pixels, position)
+    reader: ClassVar = ("vision_embedder", VisionEmbedder)
 
 
 @dataclass(frozen=True)
-class SquareImages:
+class SquareImages(ImageInputs):
     """Read images as squares, row by row; a tile is `TILE` of them.
 
     The processor makes patches, which are put together to squares here.
     """
 
-    config: Gemma4Config
-    processor: Any
     max_soft_tokens: int | None = None
     """Most squares of an image; None leaves it to the processor's settings."""
-    mrope: ClassVar = False
 
     @property
     def most(self) -> int:
@@ -127,10 +117,6 @@ class SquareImages:
     def shapes(config: Gemma4Config) -> Shapes:
         values = 3 * config.vision_config.side**2
         return {"pixels": ((TILE, values), np.float32), "position": ((TILE, 2), np.int32)}
-
-    @staticmethod
-    def blended(pool: Pool | None) -> int:
-        return 1
 
     def grid(self, size: Size) -> tuple[int, int]:
         """Return rows and columns of squares: as many as fit the limit, at the image's shape."""
@@ -171,8 +157,7 @@ class SquareImages:
         if (list(map(int, counts)), patches.shape[-1]) != expected:
             raise InputError(
                 f"image processor: gives patches {list(patches.shape)} for {counts} tokens, and "
-                f"the model reads {expected[1]} values a patch for {expected[0]}; "
-                "use the preprocessor_config.json that belongs to the model"
+                f"the model reads {expected[1]} values a patch for {expected[0]}; {MEND}"
             )
         tiles = []
         for values, (rows, columns), count in zip(patches, grids, expected[0], strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -13,7 +12,7 @@ import numpy as np
 from jaxspec.config import LlavaConfig
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM, Lvlm
-from jaxspec.models.inputs import Pool, Shapes, Size, Slots
+from jaxspec.models.inputs import MEND, ImageInputs, Pool, Shapes, Size, Slots
 from jaxspec.models.layers import INIT, Dense
 from jaxspec.models.lvlms.vision import VisionTower
 from jaxspec.typing import Array, Float
@@ -90,22 +89,13 @@ class LlavaNext(Llava):
         return jnp.concatenate([table, newline], axis=1)
 
 
-@dataclass(frozen=True)
-class LlavaImages:
+class LlavaImages(ImageInputs):
     """Read LLaVA-1.5's images: each is one tile, scaled (and cropped) to the tower's size."""
-
-    config: Any
-    processor: Any
-    mrope: ClassVar = False
 
     @staticmethod
     def shapes(config: Any) -> Shapes:
         vision = config.vision_config
         return {"pixels": ((vision.image_size, vision.image_size, vision.num_channels), np.float32)}
-
-    @staticmethod
-    def blended(pool: Pool | None) -> int:
-        return 1
 
     def tiles(self, size: Size, images: int = 1) -> int:
         return 1
@@ -115,17 +105,21 @@ class LlavaImages:
         return Slots(np.arange(count, dtype=np.int32)[:, None], count)
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        values = np.asarray(
-            self.processor(images=list(images), return_tensors="np")["pixel_values"]
-        )
-        check_pixels(values.shape[1:], self.config.vision_config.image_size)
-        return [{"pixels": tile[None]} for tile in values.transpose(0, 2, 3, 1)]
+        out, side = [], self.config.vision_config.image_size
+        for image, tiles in zip(images, self._processed(images), strict=True):
+            if (shape := tiles.shape[1:]) != (3, side, side):
+                read = f"the tower reads [3, {side}, {side}]; {MEND}"
+                raise InputError(f"image processor: gives {list(shape)} and {read}")
+            expected = self.tiles((image.height, image.width), len(images))
+            if len(tiles) != expected:
+                raise InputError(
+                    f"image processor: makes {len(tiles)} tiles of {image.height}x{image.width} "
+                    f"pixels, but config.json asks for {expected}; {MEND}"
+                )
+            out.append({"pixels": tiles.transpose(0, 2, 3, 1)})
+        return out
 
-
-def check_pixels(shape: tuple[int, ...], size: int) -> None:
-    """Refuse an image processor whose images the tower cannot read."""
-    if shape != (3, size, size):
-        raise InputError(
-            f"image processor: gives {list(shape)} and the tower reads [3, {size}, {size}]; "
-            "use the preprocessor_config.json that belongs to the model"
-        )
+    def _processed(self, images: Sequence[Any]) -> list[np.ndarray]:
+        """Return the tiles [U, 3, Y, X] of each image."""
+        out = self.processor(images=list(images), return_tensors="np")
+        return list(np.asarray(out["pixel_values"])[:, None])

@@ -9,54 +9,40 @@ first K layers. They follow a token's embedding in its row: a feature row is [em
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import Qwen3VisionConfig, Qwen3VLConfig
-from jaxspec.models.decoder import CausalLM, Lvlm
-from jaxspec.models.inputs import Pool, Shapes
-from jaxspec.models.layers import INIT, Dense, Embed, LayerNorm, call_layer
+from jaxspec.models.inputs import Shapes
+from jaxspec.models.layers import INIT, MLP, Embed, LayerNorm, call_layer
 from jaxspec.models.lvlms.qwen_vl import (
     EPSILON,
     PatchEmbed,
     QwenImages,
+    QwenVL,
     VisionAttention,
     window_contents,
 )
 from jaxspec.typing import Array, Float, Int
 
-
-class MLP(nn.Module):
-    """Compute fc2(gelu(fc1(x))); the towers' layers approximate gelu, the mergers do not."""
-
-    width: int
-    out: int
-    approximate: bool = True
-
-    def setup(self) -> None:
-        self.linear_fc1 = Dense(self.width, bias=True)
-        self.linear_fc2 = Dense(self.out, bias=True)
-
-    def __call__(self, x: Array) -> Array:
-        return self.linear_fc2(nn.gelu(self.linear_fc1(x), approximate=self.approximate))
+_NAMES = "linear_fc1", "linear_fc2"
 
 
 class Merger(MLP):
     """Map each merge group of patches to one token, normed by patch or by group."""
 
+    names: tuple[str, str] = _NAMES
     norm_groups: bool = False
 
-    def setup(self) -> None:
-        super().setup()
-        self.norm = LayerNorm(EPSILON)
-
-    def __call__(self, features: Float[Array, "B U P E"]) -> Float[Array, "B features D"]:
-        x = features if self.norm_groups else self.norm(features)
+    @nn.compact
+    def __call__(self, x: Float[Array, "B U P E"]) -> Float[Array, "B features D"]:
+        norm = LayerNorm(EPSILON, name="norm")
+        x = x if self.norm_groups else norm(x)
         x = x.reshape(x.shape[0], -1, self.width)
-        return super().__call__(self.norm(x) if self.norm_groups else x)
+        return super().__call__(norm(x) if self.norm_groups else x)
 
 
 class Block(nn.Module):
@@ -69,7 +55,7 @@ class Block(nn.Module):
         c = self.config
         attention = VisionAttention(c, full=True, name="attn")
         x = x + attention(LayerNorm(EPSILON, name="norm1")(x), rotary, image)
-        mlp = MLP(c.intermediate_size, c.hidden_size, name="mlp")
+        mlp = MLP(c.intermediate_size, c.hidden_size, c.hidden_act, _NAMES, name="mlp")
         return x + mlp(LayerNorm(EPSILON, name="norm2")(x))
 
 
@@ -84,10 +70,9 @@ class VisionTower(nn.Module):
         self.patch_embed = PatchEmbed(c, bias=True)
         self.pos_embed = Embed(c.num_position_embeddings, c.hidden_size, embedding_init=INIT)
         self.blocks = [Block(c) for _ in range(c.depth)]
-        self.merger = Merger(group, c.out_hidden_size, approximate=False)
+        self.merger = Merger(group, c.out_hidden_size)
         self.deepstack_merger_list = [
-            Merger(group, c.out_hidden_size, approximate=False, norm_groups=True)
-            for _ in c.deepstack_visual_indexes
+            Merger(group, c.out_hidden_size, norm_groups=True) for _ in c.deepstack_visual_indexes
         ]
 
     def __call__(
@@ -105,6 +90,7 @@ class VisionTower(nn.Module):
         return jnp.concatenate([x, *deep], axis=-1)
 
     def project(self, features: Float[Array, "B U P stacked"]) -> Float[Array, "B features wide"]:
+        """Return the merged tokens of all tiles, with the additions of DeepStack."""
         mergers = self.merger, *self.deepstack_merger_list
         parts = jnp.split(features, len(mergers), axis=-1)
         merged = [merger(part) for merger, part in zip(mergers, parts, strict=True)]
@@ -131,27 +117,12 @@ class VisionTower(nn.Module):
         return out
 
 
-class Qwen3VL(Lvlm):
+class Qwen3VL(QwenVL):
     """Compute Hugging Face's `Qwen3VLForConditionalGeneration`."""
 
     config: Qwen3VLConfig
 
-    def setup(self) -> None:
-        self.visual = VisionTower(self.config.vision_config)
-        self.language_model = CausalLM(self.config.text_config)
-        nn.share_scope(self, self.language_model)
-
-    def encode(
-        self, patches: Float[Array, "B U P pixels"], window: Int[Array, "B U 6"]
-    ) -> Float[Array, "B U P stacked"]:
-        """Return tower features of every patch of every tile."""
-        return self.visual(patches, window)
-
-    def project(
-        self, features: Float[Array, "B U P stacked"], pool: Pool | None = None
-    ) -> Float[Array, "B features wide"]:
-        """Return the merged tokens of all tiles, with the additions of DeepStack."""
-        return self.visual.project(features)
+    tower: ClassVar = VisionTower
 
 
 class Qwen3Images(QwenImages):

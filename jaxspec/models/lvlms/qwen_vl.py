@@ -11,7 +11,7 @@ tile, the few full ones within the image.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,8 +23,8 @@ from jaxspec.config import QwenTowerConfig, QwenVisionConfig, QwenVLConfig
 from jaxspec.errors import InputError
 from jaxspec.models.attention import attend_freely, attend_within
 from jaxspec.models.decoder import CausalLM, Lvlm
-from jaxspec.models.inputs import Pool, Shapes, Size, Slots
-from jaxspec.models.layers import INIT, Dense, GatedMLP, RMSNorm, call_layer, rotate
+from jaxspec.models.inputs import MEND, ImageInputs, Pool, Shapes, Size, Slots
+from jaxspec.models.layers import INIT, MLP, Dense, GatedMLP, RMSNorm, call_layer, rotate
 from jaxspec.typing import Array, Float, Int
 
 MOST_STRETCHED = 200
@@ -118,23 +118,15 @@ class Block(nn.Module):
         )
 
 
-class PatchMerger(nn.Module):
+class PatchMerger(MLP):
     """Map each merge group of patches to one token of decoder width."""
 
-    config: QwenVisionConfig
+    names: tuple[str, str] = ("mlp_0", "mlp_2")
 
-    def setup(self) -> None:
-        c = self.config
-        self.ln_q = RMSNorm(EPSILON)
-        self.mlp_0 = Dense(c.hidden_size * c.spatial_merge_size**2, bias=True)
-        self.mlp_2 = Dense(c.out_hidden_size, bias=True)
-
-    def __call__(self, features: Float[Array, "B U P E"]) -> Float[Array, "B features D"]:
-        c = self.config
-        groups = self.ln_q(features).reshape(
-            features.shape[0], -1, c.hidden_size * c.spatial_merge_size**2
-        )
-        return self.mlp_2(nn.gelu(self.mlp_0(groups), approximate=False))
+    @nn.compact
+    def __call__(self, x: Float[Array, "B U P E"]) -> Float[Array, "B features D"]:
+        normed = RMSNorm(EPSILON, name="ln_q")(x)
+        return super().__call__(normed.reshape(len(x), -1, self.width))
 
 
 class VisionTower(nn.Module):
@@ -146,7 +138,7 @@ class VisionTower(nn.Module):
         c = self.config
         self.patch_embed = PatchEmbed(c)
         self.blocks = [Block(c, full=i in c.fullatt_block_indexes) for i in range(c.depth)]
-        self.merger = PatchMerger(c)
+        self.merger = PatchMerger(c.hidden_size * c.spatial_merge_size**2, c.out_hidden_size)
 
     def __call__(
         self, patches: Float[Array, "B U P pixels"], window: Int[Array, "B U 4"]
@@ -157,20 +149,25 @@ class VisionTower(nn.Module):
             x = call_layer(block, x, rotary, image)
         return x
 
+    def project(self, features: Float[Array, "B U P E"]) -> Float[Array, "B features D"]:
+        return self.merger(features)
+
 
 class QwenVL(Lvlm):
     """Compute Hugging Face's `Qwen2_5_VLForConditionalGeneration`."""
 
     config: QwenVLConfig
 
+    tower: ClassVar[Callable[..., Any]] = VisionTower
+
     def setup(self) -> None:
-        self.visual = VisionTower(self.config.vision_config)
+        self.visual = self.tower(self.config.vision_config)
         self.language_model = CausalLM(self.config.text_config)
         # The files hold `model` and `lm_head` at the level of `visual`.
         nn.share_scope(self, self.language_model)
 
     def encode(
-        self, patches: Float[Array, "B U P pixels"], window: Int[Array, "B U 4"]
+        self, patches: Float[Array, "B U P pixels"], window: Int[Array, "B U fields"]
     ) -> Float[Array, "B U P E"]:
         """Return tower features of every patch of every tile."""
         return self.visual(patches, window)
@@ -182,18 +179,16 @@ class QwenVL(Lvlm):
 
         `pool` changes nothing here: view P blends the tokens in `QwenImages.slots`.
         """
-        return self.visual.merger(features)
+        return self.visual.project(features)
 
 
 @dataclass(frozen=True)
-class QwenImages:
+class QwenImages(ImageInputs):
     """Read Qwen2.5-VL's images: a tile is an attention window; larger images have more.
 
     Grids count merge groups, which are the image's tokens: [Y, X] for an image.
     """
 
-    config: Any
-    processor: Any
     max_pixels: int | None = None
     """Most pixels of an image after resizing; None leaves it to the processor's settings."""
     mrope: ClassVar = True
@@ -254,9 +249,10 @@ class QwenImages:
         View P shows averages of 2x2 tokens (fewer at an odd edge) at the smaller grid's positions.
         """
         rows, columns = grid = self.grid(size)
-        row, column = np.indices(grid)
-        source = self._source(row, column, columns)
-        features = self.tiles(size) * self.config.vision_config.window_groups**2
+        side, down, across = self.config.vision_config.window_groups, *map(self._windows, grid)
+        features = down * across * side**2
+        windows = np.arange(features, dtype=np.int32).reshape(down, across, side, side)
+        source = windows.swapaxes(1, 2).reshape(down * side, -1)[:rows, :columns]
         if pool is None:
             return Slots(source.reshape(-1, 1), features, positions=_positions(grid))
         if pool.tokens is not None:
@@ -265,8 +261,7 @@ class QwenImages:
                 "squares of 2x2; give P without a number"
             )
         pooled = -(-rows // 2), -(-columns // 2)
-        padded = np.full((2 * pooled[0], 2 * pooled[1]), -1, np.int32)
-        padded[:rows, :columns] = source
+        padded = np.pad(source, ((0, rows % 2), (0, columns % 2)), constant_values=-1)
         squares = padded.reshape(pooled[0], 2, pooled[1], 2).swapaxes(1, 2).reshape(-1, 4)
         there = squares >= 0
         blend = (there / there.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -287,8 +282,7 @@ class QwenImages:
             raise InputError(
                 f"image processor: gives patches {list(patches.shape)} in grids {sizes.tolist()}, "
                 f"and the tower reads {self.config.vision_config.patch_values} values in "
-                f"{expected}; "
-                "use the preprocessor_config.json that belongs to the model"
+                f"{expected}; {MEND}"
             )
         pieces = np.split(patches, np.cumsum(sizes.prod(axis=1))[:-1])
         return [self.cut(piece, *grid) for piece, grid in zip(pieces, grids, strict=True)]
@@ -310,12 +304,6 @@ class QwenImages:
 
     def _windows(self, groups: int) -> int:
         return -(-groups // self.config.vision_config.window_groups)
-
-    def _source(self, row: np.ndarray, column: np.ndarray, columns: int) -> np.ndarray:
-        """Return the feature row of the token at a row and column of a grid."""
-        side = self.config.vision_config.window_groups
-        window = row // side * self._windows(columns) + column // side
-        return (window * side**2 + row % side * side + column % side).astype(np.int32)
 
 
 def _positions(grid: tuple[int, int]) -> np.ndarray:

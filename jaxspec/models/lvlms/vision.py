@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxspec.config import VisionConfig
 from jaxspec.models.attention import attend_freely
-from jaxspec.models.layers import ACTIVATIONS, INIT, Dense, LayerNorm, call_layer, loop_layers
+from jaxspec.models.layers import INIT, MLP, Dense, LayerNorm, call_layer, loop_layers
 from jaxspec.sharding import shard_count
 from jaxspec.typing import Array, Float
 
@@ -59,7 +59,7 @@ class EncoderLayer(nn.Module):
         self.self_attn = SelfAttention(c)
         self.layer_norm1 = LayerNorm(c.layer_norm_eps)
         self.layer_norm2 = LayerNorm(c.layer_norm_eps)
-        self.mlp = MLP(c)
+        self.mlp = MLP(c.intermediate_size, c.hidden_size, c.hidden_act)
 
     def __call__(self, x: Float[Array, "B P E"]) -> Float[Array, "B P E"]:
         x = x + self.self_attn(self.layer_norm1(x))
@@ -88,16 +88,6 @@ def attend_pages(
     tiles = tuple(jnp.swapaxes(x.reshape(devices, -1, *x.shape[1:]), 0, 1) for x in split)
     out = jax.lax.map(lambda tile: attend_freely(*tile), tiles, batch_size=block)
     return jnp.swapaxes(out, 0, 1).reshape(q.shape)
-
-
-class MLP(nn.Module):
-    config: VisionConfig
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        c = self.config
-        h = Dense(c.intermediate_size, bias=True, name="fc1")(x)
-        return Dense(c.hidden_size, bias=True, name="fc2")(ACTIVATIONS[c.hidden_act](h))
 
 
 class Encoder(nn.Module):
