@@ -13,6 +13,7 @@ from picturebook.phrases import (
     NOUNS,
     an,
     at,
+    bar_at,
     cap,
     full,
     inside,
@@ -22,10 +23,8 @@ from picturebook.phrases import (
     short,
     there,
 )
-from picturebook.rendering import render
-from picturebook.samples import COUNT_WORDS, IMAGE, Probe, Sample
+from picturebook.samples import COUNT_WORDS, IMAGE, Probe, Sample, drawn
 from picturebook.scenes import (
-    BAR_PLACES,
     COLOURS,
     KINDS,
     PLACES,
@@ -165,22 +164,16 @@ def size(rng: np.random.Generator, scene: Scene) -> Turn | None:
 
 def background(rng: np.random.Generator, page: Scene | Chart) -> Turn:
     """Ask for the page's background."""
-    noun = pick(rng, NOUNS)
-    value = page.background
-    return _turn(
-        "background",
-        f"what background does the {noun} have?",
-        f"the {noun} has {an(value)} background.",
-        value,
-    )
+    noun, value = pick(rng, NOUNS), page.background
+    question = f"what background does the {noun} have?"
+    return _turn("background", question, f"the {noun} has {an(value)} background.", value)
 
 
 def bar_colour(rng: np.random.Generator, chart: Chart) -> Turn:
     """Ask for the colour of the bar on the left, in the middle or on the right."""
     i = below(rng, 3)
-    spot = f"{'in' if i == 1 else 'on'} the {BAR_PLACES[i]}"
-    value = chart.bars[i][0]
-    return _turn("colour", f"what colour is the bar {spot}?", f"the bar {spot} is {value}.", value)
+    bar, value = f"the bar {bar_at(i)}", chart.bars[i][0]
+    return _turn("colour", f"what colour is {bar}?", f"{bar} is {value}.", value)
 
 
 def bar_height(rng: np.random.Generator, chart: Chart) -> Turn:
@@ -201,6 +194,7 @@ ASKERS = {
     "count": count,
     "sign": sign,
     "size": size,
+    "background": background,
 }
 MIX = (
     ("what",) * 4
@@ -216,16 +210,10 @@ def ask(rng: np.random.Generator, page: Scene | Chart) -> Turn:
     """Ask one attribute question that suits the page."""
     if isinstance(page, Chart):
         u = rng.random()
-        return (
-            background(rng, page)
-            if u < 0.1
-            else bar_colour(rng, page)
-            if u < 0.4
-            else bar_height(rng, page)
-        )
+        asker = background if u < 0.1 else bar_colour if u < 0.4 else bar_height
+        return asker(rng, page)
     while True:
-        kind = pick(rng, MIX)
-        turn = background(rng, page) if kind == "background" else ASKERS[kind](rng, page)
+        turn = ASKERS[pick(rng, MIX)](rng, page)
         if turn is not None:
             return turn
 
@@ -272,11 +260,4 @@ def probe_sample(rng: np.random.Generator, kind: str) -> Sample:
 def _sample(name: str, rng: np.random.Generator, page: Scene | Chart, turns: list[Turn]) -> Sample:
     texts = [(question, answer) for question, answer, _ in turns]
     texts[0] = (f"{IMAGE}\n{texts[0][0]}", texts[0][1])
-    return Sample(
-        name,
-        name,
-        (render(page, rng),),
-        tuple(texts),
-        tuple(probe for _, _, probe in turns),
-        (page,),
-    )
+    return drawn(name, rng, [page], texts, tuple(probe for _, _, probe in turns))

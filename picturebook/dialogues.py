@@ -7,6 +7,8 @@ and then from a coin, so that the wording can be learnt but not read off the que
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from picturebook.phrases import (
@@ -14,6 +16,7 @@ from picturebook.phrases import (
     STANDS,
     an,
     at,
+    bar_at,
     caption,
     full,
     inside,
@@ -30,10 +33,8 @@ from picturebook.phrases import (
     there,
     unique,
 )
-from picturebook.rendering import render
-from picturebook.samples import IMAGE, Sample
+from picturebook.samples import IMAGE, Sample, drawn
 from picturebook.scenes import (
-    BAR_PLACES,
     COLOURS,
     KINDS,
     PLACES,
@@ -54,39 +55,30 @@ Turn = tuple[str, str]
 
 def one_page(name: str, rng: np.random.Generator, page: Scene | Chart, turn: Turn) -> Sample:
     """Return the sample of one page and one turn."""
-    return Sample(
-        name, name, (render(page, rng),), ((f"{IMAGE}\n{turn[0]}", turn[1]),), (), (page,)
-    )
+    question, answer = turn
+    return drawn(name, rng, [page], [(f"{IMAGE}\n{question}", answer)])
 
 
 # describe
 # --------------------------------------------------------------------------------------------
 
 
+def _by_rows(things: list[tuple[int, Thing]], say: Callable[[int, Thing], str]) -> list[str]:
+    """Say something of each thing, a sentence a row."""
+    rows = [[say(cell, thing) for cell, thing in things if cell // 2 == row] for row in (0, 1)]
+    return [", and ".join(parts) + "." for parts in rows if parts]
+
+
 def _place_first(things: list[tuple[int, Thing]]) -> list[str]:
-    """Say 'At the top left there is ..., and at the top right ...', a sentence a row."""
-    sentences = []
-    for row in (0, 1):
-        parts = [
-            f"{at(cell)} there is {an(full(thing))}" for cell, thing in things if cell // 2 == row
-        ]
-        if parts:
-            sentences.append(", and ".join(parts) + ".")
-    return sentences
+    """Say 'At the top left there is ..., and at the top right ...'."""
+    return _by_rows(things, lambda cell, thing: f"{at(cell)} there is {an(full(thing))}")
 
 
 def _thing_first(things: list[tuple[int, Thing]]) -> list[str]:
-    """Say 'A large red ball lies at the top left, and ...', a sentence a row."""
-    sentences = []
-    for row in (0, 1):
-        parts = [
-            f"{an(full(thing))} {STANDS[thing.kind]} {at(cell)}"
-            for cell, thing in things
-            if cell // 2 == row
-        ]
-        if parts:
-            sentences.append(", and ".join(parts) + ".")
-    return sentences
+    """Say 'A large red ball lies at the top left, and ...'."""
+    return _by_rows(
+        things, lambda cell, thing: f"{an(full(thing))} {STANDS[thing.kind]} {at(cell)}"
+    )
 
 
 def _piece_by_piece(things: list[tuple[int, Thing]]) -> list[str]:
@@ -398,7 +390,6 @@ def chart_turn(rng: np.random.Generator, page: Chart) -> Turn:
     i = below(rng, 3)
     a, x = page.bars[i]
     b, y = page.bars[(i + 1 + below(rng, 2)) % 3]
-    spot = f"{'in' if i == 1 else 'on'} the {BAR_PLACES[i]}"
     if way < 2:
         word, heights = ("tallest", "shortest")[way], [height for _, height in page.bars]
         best = (max, min)[way](heights)
@@ -410,7 +401,7 @@ def chart_turn(rng: np.random.Generator, page: Chart) -> Turn:
             f"{bars} the {word} with a height of {best}.", body
         )
     if way == 2:
-        answer = f"the {a} bar {spot} is {x} tall."
+        answer = f"the {a} bar {bar_at(i)} is {x} tall."
         return f"How tall is the {a} bar? Compare it with the others.", join(
             answer, f"{_bars(page, a)}."
         )
@@ -428,8 +419,10 @@ def chart_turn(rng: np.random.Generator, page: Chart) -> Turn:
             answer = f"the {high[0]} bar is {high[1] - low[1]} taller than the {low[0]} bar."
             body = f"it has a height of {high[1]}, and the {low[0]} bar has a height of {low[1]}."
         return f"How different are the {a} bar and the {b} bar?", join(answer, body)
-    bars = [f"the {colour} bar {where} is {height} tall" for (colour, height), where in zip(
-        page.bars, ("on the left", "in the middle", "on the right"), strict=True)]  # fmt: skip
+    bars = [
+        f"the {colour} bar {bar_at(bar)} is {height} tall"
+        for bar, (colour, height) in enumerate(page.bars)
+    ]
     opening = f"the {noun} shows three bars on {an(page.background)} background."
     return f"Expla{inside(noun)}.", join(opening, f"{listing(bars)}.")
 

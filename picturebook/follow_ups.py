@@ -19,6 +19,7 @@ from picturebook.phrases import (
     ORDINALS,
     an,
     at,
+    bar_at,
     cap,
     caption,
     full,
@@ -28,7 +29,7 @@ from picturebook.phrases import (
 )
 from picturebook.rendering import render
 from picturebook.samples import IMAGE, Sample
-from picturebook.scenes import BAR_PLACES, Chart, Scene, below, pick, sample_scene
+from picturebook.scenes import Chart, Scene, below, pick, sample_scene
 from picturebook.sequences import story as tell
 
 PROPER = (*NAMES, "I", "January", "December", "Tuesday", "Saturday")
@@ -128,11 +129,10 @@ def story(rng: np.random.Generator, sample: Sample) -> Sample:
     i, which = _which(rng, sample, pick(rng, NOUNS))
     page = sample.scenes[i]
     if isinstance(page, Chart):
-        spots = [f"{'in' if i == 1 else 'on'} the {spot}" for i, spot in enumerate(BAR_PLACES)]
         steps = [
-            f"{word}, {name} climbed the {colour} bar {spot} and counted to {height}."
-            for word, spot, (colour, height) in zip(
-                ("First", "Then", "In the end"), spots, page.bars, strict=True
+            f"{word}, {name} climbed the {colour} bar {bar_at(bar)} and counted to {height}."
+            for bar, (word, (colour, height)) in enumerate(
+                zip(("First", "Then", "In the end"), page.bars, strict=True)
             )
         ]
         answer = join(f"{name} went for a walk on {an(page.background)} page.", *steps)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from picturebook.samples import COUNT_WORDS
-from picturebook.scenes import PLACES, SIGN, Chart, Scene, Thing
+from picturebook.scenes import BAR_PLACES, PLACES, SIGN, Chart, Scene, Thing
 
 NOUNS = ("page", "picture", "image")
 NAMES = ("Mia", "Leo", "Nora", "Otto", "Pip", "Anna")
@@ -45,6 +45,11 @@ def short(thing: Thing) -> str:
 def at(cell: int) -> str:
     """Name a cell: 'at the top left'."""
     return f"at the {PLACES[cell]}"
+
+
+def bar_at(bar: int) -> str:
+    """Name the place of a bar: 'on the left'."""
+    return f"{'in' if bar == 1 else 'on'} the {BAR_PLACES[bar]}"
 
 
 def inside(noun: str) -> str:

@@ -8,7 +8,6 @@ blends.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -262,24 +261,16 @@ def render(page: Scene | Chart, rng: np.random.Generator) -> np.ndarray:
     return np.minimum(canvas, 255.0).astype(np.uint8)
 
 
-KIND_LABELS = ("none", *KINDS, SIGN, "chart cell")
-COLOUR_LABELS = ("none", *COLOURS)
-SIZE_LABELS = ("none", *SIZES)
-WORD_LABELS = ("none", *WORDS)
-_INDEX: dict[str, Callable[[str], int]] = {
-    "kind": {name: i for i, name in enumerate(KIND_LABELS)}.__getitem__,
-    "colour": {name: i for i, name in enumerate(COLOUR_LABELS)}.__getitem__,
-    "size": {name: i for i, name in enumerate(SIZE_LABELS)}.__getitem__,
-    "word": {name: i for i, name in enumerate(WORD_LABELS)}.__getitem__,
-    "background": {name: i for i, name in enumerate(BACKGROUNDS)}.__getitem__,
+LABELS = {
+    "kind": ("none", *KINDS, SIGN, "chart cell"),
+    "colour": ("none", *COLOURS),
+    "size": ("none", *SIZES),
+    "word": ("none", *WORDS),
+    "background": BACKGROUNDS,
 }
-LABEL_CLASSES = {
-    "kind": len(KIND_LABELS),
-    "colour": len(COLOUR_LABELS),
-    "size": len(SIZE_LABELS),
-    "word": len(WORD_LABELS),
-    "background": len(BACKGROUNDS),
-    "bar_colour": len(COLOUR_LABELS),
+"""Classes of each attribute that a vision tower learns."""
+LABEL_CLASSES = {name: len(values) for name, values in LABELS.items()} | {
+    "bar_colour": len(LABELS["colour"]),
     "bar_height": MAX_HEIGHT + 1,
 }
 
@@ -292,16 +283,15 @@ def tower_labels(page: Scene | Chart) -> dict[str, np.ndarray]:
     (0 none: no chart). `LABEL_CLASSES` gives the number of classes of each.
     """
     labels = {name: np.zeros(4, np.int32) for name in ("kind", "colour", "size", "word")}
-    labels["background"] = np.array(_INDEX["background"](page.background), np.int32)
+    labels["background"] = np.array(BACKGROUNDS.index(page.background), np.int32)
     labels["bar_colour"], labels["bar_height"] = np.zeros(3, np.int32), np.zeros(3, np.int32)
     if isinstance(page, Chart):
-        labels["kind"][:] = len(KIND_LABELS) - 1
+        labels["kind"][:] = LABELS["kind"].index("chart cell")
         for i, (colour, height) in enumerate(page.bars):
-            labels["bar_colour"][i] = _INDEX["colour"](colour)
+            labels["bar_colour"][i] = LABELS["colour"].index(colour)
             labels["bar_height"][i] = height
         return labels
     for cell, thing in page.things:
-        for name in ("kind", "colour", "size"):
-            labels[name][cell] = _INDEX[name](getattr(thing, name))
-        labels["word"][cell] = _INDEX["word"](thing.word or "none")
+        for name in ("kind", "colour", "size", "word"):
+            labels[name][cell] = LABELS[name].index(getattr(thing, name) or "none")
     return labels

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+
 from jaxspec.data import samples
+from picturebook.rendering import render
 from picturebook.scenes import (
     BACKGROUNDS,
     COLOURS,
@@ -107,3 +111,15 @@ class Sample(samples.Sample):
 
     probes: tuple[Probe, ...] = ()
     scenes: tuple[Scene | Chart, ...] = ()
+
+
+def drawn(
+    name: str,
+    rng: np.random.Generator,
+    pages: Sequence[Scene | Chart],
+    turns: Sequence[tuple[str, str]],
+    probes: tuple[Probe, ...] = (),
+) -> Sample:
+    """Return the sample of pages, which are drawn here; the first question has their marks."""
+    images = tuple(render(page, rng) for page in pages)
+    return Sample(name, name, images, tuple(turns), probes, tuple(pages))

@@ -40,7 +40,6 @@ WORDS = (
 )  # fmt: skip
 SIGN = "sign"
 MAX_HEIGHT = 8
-EDITS = ("recolour", "replace", "add", "remove", "resize")
 
 
 @dataclass(frozen=True)
@@ -178,15 +177,14 @@ def edit(rng: np.random.Generator, scene: Scene, avoid: tuple[int, ...] = ()) ->
     free = [cell for cell in scene.free if cell not in avoid]
     occupied = [(cell, thing) for cell, thing in scene.things if cell not in avoid]
     resizable = [(cell, thing) for cell, thing in occupied if thing.kind != SIGN]
-    kinds = [
-        kind
-        for kind, possible in zip(
-            EDITS,
-            (occupied, occupied, free, occupied and len(scene.things) > 1, resizable),
-            strict=True,
-        )
-        if possible
-    ]
+    possible = {
+        "recolour": occupied,
+        "replace": occupied,
+        "add": free,
+        "remove": occupied if len(scene.things) > 1 else [],
+        "resize": resizable,
+    }
+    kinds = [kind for kind, cells in possible.items() if cells]
     if not kinds:
         raise ValueError(
             f"picturebook edit: no cell of {scene} may change with avoid={avoid}; avoid fewer cells"

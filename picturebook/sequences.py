@@ -3,6 +3,9 @@ album)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from picturebook.phrases import (
@@ -19,8 +22,7 @@ from picturebook.phrases import (
     short,
     side,
 )
-from picturebook.rendering import render
-from picturebook.samples import IMAGE, Sample
+from picturebook.samples import IMAGE, Sample, drawn
 from picturebook.scenes import (
     PLACES,
     Edit,
@@ -34,67 +36,65 @@ from picturebook.scenes import (
     with_cell,
 )
 
-Turn = tuple[str, str]
-
-
-def several(
-    name: str, rng: np.random.Generator, scenes: list[Scene], question: str, answer: str
-) -> Sample:
-    """Return the sample of several scenes and one turn, whose question has the placeholders."""
-    return Sample(
-        name,
-        name,
-        tuple(render(scene, rng) for scene in scenes),
-        ((question, answer),),
-        (),
-        tuple(scenes),
-    )
-
 
 def placeholders(n: int) -> str:
     """Return one `<image>` a line, to put in front of a question."""
     return f"{IMAGE}\n" * n
 
 
-def _spot(change: Edit) -> str:
-    return at(change.cell)
+def say(change: Edit, sayings: Mapping[str, str]) -> str:
+    """Fill in what is said of changes of this kind."""
+    before, after = change.before, change.after
+    names: dict[str, Any] = {"at": at(change.cell), "place": PLACES[change.cell]}
+    if before is not None:
+        names |= {"before": before, "old": full(before), "old_short": short(before)}
+        names["an_old"] = an(full(before))
+    if after is not None:
+        names |= {"after": after, "a_new": an(full(after))}
+        names["larger"] = "larger" if after.size == "large" else "smaller"
+    return sayings[change.kind].format(**names)
 
 
 # edit and brush
 # --------------------------------------------------------------------------------------
 
+ORDERS = {
+    "add": "add {a_new} {at}.",
+    "remove": "remove the {old} from the {place}.",
+    "recolour": "change the colour of the {before.kind} {at} from {before.colour} to "
+    "{after.colour}.",
+    "resize": "change the size of the {old_short} {at} from {before.size} to {after.size}.",
+    "replace": "replace the {old} {at} with {a_new}.",
+}
+"""An editor's orders, by the kind of change."""
+PAINTER_ORDERS = {
+    "add": "please paint {a_new} {at}.",
+    "remove": "please take the {old} {at} away.",
+    "recolour": "please paint the {before.colour} {before.kind} {at} {after.colour}.",
+    "resize": "please make the {before.size} {old_short} {at} {larger}.",
+    "replace": "please turn the {old} {at} into {a_new}.",
+}
+"""The same orders to a painter."""
+DIFFERENCES = {
+    "add": "only the second one has {a_new} {at}.",
+    "remove": "only the first one has {an_old} {at}.",
+    "recolour": "the {before.kind} {at} is {before.colour} in the first and {after.colour} in the "
+    "second.",
+    "resize": "the {old_short} {at} is {before.size} in the first and {after.size} in the second.",
+    "replace": "the first has {an_old} {at}, but the second has {a_new}.",
+}
+"""The changes as differences between two pages."""
 
-def plain_order(change: Edit) -> str:
-    """Say the change as an editor's order."""
-    before, after = change.before, change.after
-    if before is None and after is not None:
-        return f"add {an(full(after))} {_spot(change)}."
-    assert before is not None
-    if after is None:
-        return f"remove the {full(before)} from the {PLACES[change.cell]}."
-    if change.kind == "recolour":
-        colours = f"from {before.colour} to {after.colour}"
-        return f"change the colour of the {before.kind} {_spot(change)} {colours}."
-    if change.kind == "resize":
-        sizes = f"from {before.size} to {after.size}"
-        return f"change the size of the {short(before)} {_spot(change)} {sizes}."
-    return f"replace the {full(before)} {_spot(change)} with {an(full(after))}."
 
-
-def painter_order(change: Edit) -> str:
-    """Say the same order as to a painter."""
-    before, after = change.before, change.after
-    if before is None and after is not None:
-        return f"please paint {an(full(after))} {_spot(change)}."
-    assert before is not None
-    if after is None:
-        return f"please take the {full(before)} {_spot(change)} away."
-    if change.kind == "recolour":
-        return f"please paint the {before.colour} {before.kind} {_spot(change)} {after.colour}."
-    if change.kind == "resize":
-        word = "larger" if after.size == "large" else "smaller"
-        return f"please make the {before.size} {short(before)} {_spot(change)} {word}."
-    return f"please turn the {full(before)} {_spot(change)} into {an(full(after))}."
+def edited(rng: np.random.Generator) -> tuple[list[Scene], list[Edit]]:
+    """Draw a page of two things or more; return it and its copy with one or two changes."""
+    first = sample_scene(rng, count=2 + below(rng, 3))
+    second, change = edit(rng, first)
+    changes = [change]
+    if rng.random() < 0.4:
+        second, later = edit(rng, second, avoid=(change.cell,))
+        changes.append(later)
+    return [first, second], changes
 
 
 def _keep(scene: Scene, *cells: int) -> str:
@@ -112,77 +112,44 @@ def edit_pair(rng: np.random.Generator) -> Sample:
     first = sample_scene(rng)
     second, change = edit(rng, first)
     noun, way = pick(rng, NOUNS), below(rng, 3)
-    order = join(plain_order(change), _keep(first, change.cell))
+    order = join(say(change, ORDERS), _keep(first, change.cell))
     if way == 0:
         question = f"{placeholders(2)}Which edit turns the first {noun} into the second?"
-        return several("edit", rng, [first, second], question, order)
-    if way == 1:
+    elif way == 1:
         question = (
             f"First: {IMAGE}\nSecond: {IMAGE}\nHow was the {noun} edited? Give the instruction."
         )
-        return several("edit", rng, [first, second], question, f"The instruction is this. {order}")
-    question = f"{placeholders(2)}What must be done to get from the first {noun} to the second?"
-    return several(
-        "edit", rng, [first, second], question, f"To get the second {noun}, do this. {order}"
-    )
+        order = f"The instruction is this. {order}"
+    else:
+        question = f"{placeholders(2)}What must be done to get from the first {noun} to the second?"
+        order = f"To get the second {noun}, do this. {order}"
+    return drawn("edit", rng, [first, second], [(question, order)])
 
 
 def brush(rng: np.random.Generator) -> Sample:
     """Stand for MagicBrush: one or two orders to a painter."""
-    first = sample_scene(rng, count=2 + below(rng, 3))
-    second, change = edit(rng, first)
-    changes, scenes = [change], [first, second]
-    if rng.random() < 0.4:
-        scenes[1], later = edit(rng, second, avoid=(change.cell,))
-        changes.append(later)
+    scenes, changes = edited(rng)
     noun, way = pick(rng, NOUNS), below(rng, 2)
     question = (
         f"{placeholders(2)}Tell the painter how to make the second {noun} from the first.",
         f"Before: {IMAGE}\nAfter: {IMAGE}\nWrite what the painter was told to do.",
     )[way]
-    orders = [painter_order(change) for change in changes]
+    orders = [say(change, PAINTER_ORDERS) for change in changes]
     if len(orders) == 2:
         orders[1] = "then " + orders[1].removeprefix("please ")
     closing = ("the rest stays as it is: ", "do not touch the rest: ")[way]
-    remainder = rest(first, *(change.cell for change in changes))
+    remainder = rest(scenes[0], *(change.cell for change in changes))
     end = f"{closing}{listing(remainder)}." if remainder else "there is nothing else to paint."
-    return several("brush", rng, scenes, question, join(*orders, end))
+    return drawn("brush", rng, scenes, [(question, join(*orders, end))])
 
 
 # spot
 # ------------------------------------------------------------------------------------------------
 
 
-def in_each(before: str, after: str) -> str:
-    """Say 'red in the first and blue in the second'."""
-    return f"{before} in the first and {after} in the second"
-
-
-def difference(change: Edit) -> str:
-    """Say the change as a difference between two pages."""
-    before, after = change.before, change.after
-    if before is None and after is not None:
-        return f"only the second one has {an(full(after))} {_spot(change)}."
-    assert before is not None
-    if after is None:
-        return f"only the first one has {an(full(before))} {_spot(change)}."
-    if change.kind == "recolour":
-        return f"the {before.kind} {_spot(change)} is {in_each(before.colour, after.colour)}."
-    if change.kind == "resize":
-        return f"the {short(before)} {_spot(change)} is {in_each(before.size, after.size)}."
-    return (
-        f"the first has {an(full(before))} {_spot(change)}, but the second has {an(full(after))}."
-    )
-
-
 def spot(rng: np.random.Generator) -> Sample:
     """Stand for Spot-the-Difference: one or two differences, and the common things."""
-    first = sample_scene(rng, count=2 + below(rng, 3))
-    second, change = edit(rng, first)
-    changes, scenes = [change], [first, second]
-    if rng.random() < 0.4:
-        scenes[1], later = edit(rng, second, avoid=(change.cell,))
-        changes.append(later)
+    scenes, changes = edited(rng)
     noun, way, two = pick(rng, NOUNS), below(rng, 3), len(changes) == 2
     question = (
         f"{placeholders(2)}What is different between the two {noun}s?",
@@ -194,16 +161,12 @@ def spot(rng: np.random.Generator) -> Sample:
         "I found two differences." if two else "I found one difference.",
         f"the two {noun}s are nearly the same.",
     )[way]
-    phrases = [
-        f"the {short(thing)}"
-        for cell, thing in first.things
-        if cell not in [c.cell for c in changes]
-    ]
+    first, cells = scenes[0], [change.cell for change in changes]
+    phrases = [f"the {short(thing)}" for cell, thing in first.things if cell not in cells]
     same = f"both show {listing(phrases)} on {an(first.background)} background." if phrases else (
         f"both have {an(first.background)} background.")  # fmt: skip
-    return several(
-        "spot", rng, scenes, question, join(opening, *(difference(c) for c in changes), same)
-    )
+    differences = [say(change, DIFFERENCES) for change in changes]
+    return drawn("spot", rng, scenes, [(question, join(opening, *differences, same))])
 
 
 # saga and album
@@ -242,7 +205,7 @@ def saga(rng: np.random.Generator) -> Sample:
             f"{placeholders(5)}{name} is the {short(hero)}. What happens to {name}?",
         ),
     )
-    return several("saga", rng, scenes, question, join(*sentences))
+    return drawn("saga", rng, scenes, [(question, join(*sentences))])
 
 
 def album(rng: np.random.Generator) -> Sample:
@@ -262,7 +225,7 @@ def album(rng: np.random.Generator) -> Sample:
             f"{placeholders(5)}Write a story about {name}, one sentence for each picture.",
         ),
     )
-    return several("album", rng, scenes, question, join(*sentences))
+    return drawn("album", rng, scenes, [(question, join(*sentences))])
 
 
 def story(name: str, scene: Scene) -> str:

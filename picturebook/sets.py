@@ -6,7 +6,7 @@ share a generator; that the same scene is drawn in both is possible and not excl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -92,17 +92,11 @@ def test_set(  # (no test)
     `FOLLOW_UPS`; its first turn and pages are those of `turns=1`. Raises InputError for an unknown
     set or kind, or a number of turns other than 1 and 2.
     """
-    if name not in SYNTHETIC_SETS:
-        raise InputError(
-            f"picturebook: unknown set {name!r}; {nearest(name, tuple(SYNTHETIC_SETS))}"
-        )
+    _check_known("set", name, SYNTHETIC_SETS)
     if turns not in (1, 2):
         raise InputError(f"picturebook: turns={turns} for test set {name!r}; use 1 or 2")
     for kind in kinds:
-        if kind not in FOLLOW_UPS:
-            raise InputError(
-                f"picturebook: unknown follow-up {kind!r}; {nearest(kind, tuple(FOLLOW_UPS))}"
-            )
+        _check_known("follow-up", kind, FOLLOW_UPS)
     stream, samples = list(SYNTHETIC_SETS).index(name), []
     for i in range(n):
         sample = SYNTHETIC_SETS[name].sample(np.random.default_rng((TEST_STREAM, stream, i, 1)))
@@ -114,6 +108,11 @@ def test_set(  # (no test)
 
 
 test_set.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it by its name
+
+
+def _check_known(what: str, name: str, names: Collection[str]) -> None:
+    if name not in names:
+        raise InputError(f"picturebook: unknown {what} {name!r}; {nearest(name, tuple(names))}")
 
 
 def probe_set(n_per_kind: int = 40) -> list[Sample]:
@@ -133,11 +132,7 @@ def _shares(
     kinds: tuple[str, ...],
 ) -> tuple[np.ndarray, tuple[Callable[[np.random.Generator], Sample], ...]]:
     for kind in kinds:
-        if kind not in MAKERS:
-            raise InputError(
-                f"picturebook: unknown kind of training sample {kind!r}; "
-                f"{nearest(kind, tuple(MAKERS))}"
-            )
+        _check_known("kind of training sample", kind, MAKERS)
     if not kinds:
         raise InputError(f"picturebook: kinds is empty; use some of {', '.join(MAKERS)}")
     edges = np.cumsum([MIXTURE.get(kind, 1.0) for kind in kinds])
