@@ -31,7 +31,7 @@ from jaxspec.models.vocabulary import narrowed
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.views import VIEWS
 from jaxspec.publishing.export import Target, export
-from jaxspec.training.conversations import ConversationBatch, TeacherRows
+from jaxspec.training.conversations import ConversationBatch, TeacherRows, slots_before
 from jaxspec.training.objectives import Distillation, tuning_loss
 from jaxspec.training.recipes import frequent_tokens
 from tests import tiny
@@ -90,9 +90,8 @@ def test_training_reads_its_words_alone(share: float | None, words: Sequence[int
         draft, params = tiny.resized(TARGET, {**PARAMS, "language_model": params}, len(words))
     mask = np.arange(9) > np.asarray([[3], [5]])
     before = TeacherRows(ROWS, {}, np.broadcast_to(np.arange(9), (2, 9)))
-    batch = ConversationBatch(
-        ROWS, mask, {}, np.arange(2, dtype=np.uint32), None if share is None else before
-    )
+    taught = {"answers": slots_before(mask)} if share is None else {"teacher": before}
+    batch = ConversationBatch(ROWS, mask, {}, np.arange(2, dtype=np.uint32), **taught)
     teaching: dict[str, Any] = (
         {} if share is None else {"teacher": TEXT, "distillation": Distillation(share=share)}
     )

@@ -35,7 +35,6 @@ from jaxspec.training.loop.signatures import data_signature, model_signature
 from jaxspec.training.regenerate import (
     Regeneration,
     losses,
-    losses_summary,
     regenerate,
     regenerated,
 )
@@ -150,14 +149,14 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     if prepared.exists():
         print(f"{prepared} holds these answers already")
         return prepared
-    lost = losses(work, folder)
+    lost, summary = losses(work, folder)
     answered = regenerated(source, work, folder, options.keep_cut)
     prepare(
         options.name,
         options.out,
         answered,
         metadata=lambda: vars(work) | lost | {"keep_cut": options.keep_cut},
-        lost=lambda: losses_summary(work, folder),
+        lost=lambda: summary,
     )
     where = "with" if options.keep_cut else "before"
     print(

@@ -158,14 +158,17 @@ def with_few_images(sample: Sample, most: int | None) -> Sample:
     """Return a sample with only its first images, at most `most`."""
     if most is None or len(sample.images) <= most:
         return sample
-    (question, answer), *later = sample.turns
     marks = count(1)
-    fewer = re.sub(
-        rf"(?m)^{PLACEHOLDER}\n|{PLACEHOLDER}",
-        lambda mark: mark[0] if next(marks) <= most else "",
-        question,
-    )
-    return replace(sample, images=sample.images[:most], turns=((fewer, answer), *later))
+
+    def fewer(question: str) -> str:
+        return re.sub(
+            rf"(?m)^{PLACEHOLDER}\n|{PLACEHOLDER}",
+            lambda mark: mark[0] if next(marks) <= most else "",
+            question,
+        )
+
+    turns = tuple((fewer(question), answer) for question, answer in sample.turns)
+    return replace(sample, images=sample.images[:most], turns=turns)
 
 
 def _fits(reached: Sequence[tuple[int, int]]) -> str:

@@ -14,13 +14,14 @@ of the standard library.
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 import sys
 import sysconfig
 import textwrap
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from hashlib import sha256
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,7 +76,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
     held_out["chat"] += [(text, "") for (text,) in _columns(file, "text")]
     library = Path(sysconfig.get_paths()["stdlib"])
     for name in sorted(sys.stdlib_module_names):
-        apart = hashlib.sha256(name.encode()).digest()[0] % HELD == 0
+        apart = sha256(name.encode()).digest()[0] % HELD == 0
         for file in (library / f"{name}.py", *sorted((library / name).rglob("*.py"))):
             module = file.relative_to(library).with_suffix("")
             if file.is_file() and "test" not in str(module):
@@ -86,17 +87,15 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
                 )
     out = trial_of(options.out) if options.debug else options.out
     few = 4 if options.debug else None
-    ranked = []
+    kinds = []
     for kind, pairs in learned.items():
         questions = [
             {"id": f"{kind}-{i}", "question": ask, "answer": answer}
             for i, (ask, answer) in enumerate(pairs[:few])
         ]
-        ranked += enumerate(
-            sorted(questions, key=lambda row: hashlib.sha256(row["id"].encode()).digest())
-        )
+        kinds.append(sorted(questions, key=lambda row: sha256(row["id"].encode()).digest()))
     # The kinds take turns, so that any beginning of the file has as many prompts of each.
-    rows = [row for _, row in sorted(ranked, key=lambda pair: pair[0])][: options.most]
+    rows = [row for turn in zip_longest(*kinds) for row in turn if row][: options.most]
     _write(out / "train.jsonl", rows)
     for kind, pairs in held_out.items():
         questions = [
@@ -105,14 +104,10 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
         ]
         _write(out / "test" / f"{kind}.jsonl", questions)
     trained = Counter(row["id"].partition("-")[0] for row in rows)
-    for name, kinds in (
-        ("train.jsonl", trained),
-        ("test", {kind: len(pairs[:few]) for kind, pairs in held_out.items()}),
-    ):
-        print(
-            f"wrote {out / name}: "
-            + ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
-        )
+    tested = {kind: len(pairs[:few]) for kind, pairs in held_out.items()}
+    for name, counts in (("train.jsonl", trained), ("test", tested)):
+        listing = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+        print(f"wrote {out / name}: {listing}")
     return out
 
 

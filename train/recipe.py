@@ -49,7 +49,7 @@ from jaxspec.training.draft_recipe import Recipe, adapter_base, train_draft
 from jaxspec.training.head_recipe import ALONE, HeadRecipe, train_heads
 from jaxspec.training.loop.dry import dry_run
 from jaxspec.training.loop.trainer import fit
-from jaxspec.training.recipes import DataSets, Stage, StagedRecipe, parse_data
+from jaxspec.training.recipes import DataSets, StagedRecipe, with_data
 from picturebook.training import named
 from train.setup import begin, own_output
 
@@ -145,20 +145,19 @@ def main(args: Sequence[str] | None = None) -> Path | None:
         names = ", ".join(preset_names(KIND))
         raise InputError(f"recipe: missing; give one of {names} before the options")
     recipes, options = parse_all(arguments)
+    paths: dict[str, Path] = {}
+    for name, each in recipes.items():
+        recipes[name], paths = with_data(each, options.data)
     recipe, *_ = recipes.values()
-    stages, paths = parse_data(options.data, recipe.stages, recipe.held_out)
-    recipes = {name: replace(each, stages=stages) for name, each in recipes.items()}
-    recipe, *_ = recipes.values()
-    sources: DataSets = {**paths, **drawn(stages, paths)}
+    sources: DataSets = {**paths, **drawn(recipe, paths)}
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
     runs = options.runs or Path("runs/train") / "+".join(recipes)
     repository, terms = destination(recipe, options)
     parts = tuple(recipes) if len(recipes) > 1 else ()
     runs, out = begin(runs, options.out, options.cluster, options.debug, parts)
     places = {name: out / name for name in parts} or {ALONE: out}
-    tried = [
-        stage.train.checkpoints for stage in stages if options.debug and stage.train.checkpoints
-    ]
+    checkpoints = [stage.train.checkpoints for stage in recipe.stages if options.debug]
+    tried = list(filter(None, checkpoints))
     on_first(lambda: [forget(path) for path in tried])  # a killed trial leaves checkpoints
     run = dry_run if options.dry_run else fit
     if isinstance(recipe, HeadRecipe):
@@ -246,11 +245,11 @@ def destination(
     return repository, terms
 
 
-def drawn(stages: Sequence[Stage], paths: Mapping[str, Path]) -> DataSets:
+def drawn(recipe: StagedRecipe, paths: Mapping[str, Path]) -> DataSets:
     """Return the picture book's samples for each of its names without a path of its own."""
-    names = {name for stage in stages for name, _ in stage.data}
-    elsewhere = {name for name, path in paths.items() if path != Path(name)}
-    return {name: source for name in names - elsewhere if (source := named(name))}
+    names = {name for stage in recipe.stages for name, _ in stage.data}
+    own = [name for name in names if paths.get(name, Path(name)) == Path(name)]
+    return {name: source for name in own if (source := named(name))}
 
 
 def parse(

@@ -49,8 +49,8 @@ from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch
-from jaxspec.training.head_batches import Anchoring, JointBatch
-from jaxspec.training.head_recipe import joint_loss
+from jaxspec.training.head_batches import Anchoring, Blocks, HeadBatch
+from jaxspec.training.head_recipe import make_loss
 from jaxspec.training.loop.step import init_state, make_optimizer, make_step, partition
 
 
@@ -279,15 +279,15 @@ def our_step(shapes: Shapes, anchors: int, kinds: Sequence[str] = ("EAGLE-3",)) 
     trainable, frozen = partition(params, train.frozen)
     optimizer = make_optimizer(train, trainable, kinds)
     state = jax.eval_shape(lambda params: init_state(params, optimizer), trainable)
-    loss = joint_loss(LanguageModel(shapes.target), anchored)
+    loss = make_loss(LanguageModel(shapes.target), anchored)
     tokens = _tokens(shapes)
     rows = PromptRows(jnp.asarray(tokens), jnp.full(shapes.batch, shapes.length))
     numbers = np.arange(shapes.batch, dtype=np.uint32)
     starts = np.linspace(0, shapes.length - 1 - shapes.gamma, anchors).astype(np.int32)
-    batch = JointBatch(
+    batch = HeadBatch(
         ConversationBatch(rows, np.ones(tokens.shape, bool), {}, numbers),
         {
-            kind: (
+            kind: Blocks(
                 np.tile(starts, (shapes.batch, 1)),
                 np.zeros((shapes.batch, 0, 2), np.int32) if config.reads_spans else None,
             )

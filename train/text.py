@@ -26,10 +26,10 @@ from jaxspec.loading.models import LoadedModel
 from jaxspec.models.families import init_params
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
+from jaxspec.training.loop.batches import process_share
 from jaxspec.training.loop.signatures import data_signature
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.losses import Loss, Sums, next_token_loss
-from jaxspec.training.objectives import score
 from jaxspec.typing import Array, Params
 from train.setup import begin, own_output
 from train.tokenizer import train_tokenizer
@@ -70,13 +70,16 @@ def train(stage: TextStage, data: Path, directory: Path) -> None:
     first, step = stage.part
     seed = stage.train.seed
     endless = mixture([(samples[first::step], 1.0)], seed)
-    batches = ConversationBatches(endless, encoder, model, stage.train.batch, BUCKETS, seed=seed)
+    process = process_share(stage.train.make_mesh())
+    batches = ConversationBatches(
+        endless, encoder, model, stage.train.batch, BUCKETS, seed=seed, process=process
+    )
 
     def every(batch: ConversationBatch) -> Array:
         return jnp.arange(batch.tokens.shape[1]) < batch.rows.length[:, None]
 
     def share(params: Params, batch: ConversationBatch, count: Array) -> tuple[Array, Sums]:
-        logits = score(model.model, params, batch)
+        logits = model.model.score(params, batch.rows, None)
         return next_token_loss(logits, batch.tokens, every(batch), count)
 
     loss = Loss(share, lambda batch: every(batch)[:, 1:].sum(dtype=jnp.float32))

@@ -29,6 +29,7 @@ from jaxspec.models.families import init_params
 from jaxspec.models.layers import apply
 from jaxspec.models.lvlms.vision import VisionTower
 from jaxspec.training.config import TrainConfig
+from jaxspec.training.loop.batches import own_rows
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.losses import Loss, mean_of_rows
 from jaxspec.typing import Array, Params
@@ -81,7 +82,8 @@ def script(
         runs, out = begin(runs, out, cluster, debug)
         train = train.shortened() if debug else train
         task = task_of(train)
-        params = fit(train, task.params, task.loss, task.batch, runs)
+        batches = own_rows(task.batch, train.make_mesh())
+        params = fit(train, task.params, task.loss, batches, runs)
         if jax.process_index() == 0:
             size = task.config.vision_config.image_size
             processor = CLIPImageProcessor(

@@ -1,7 +1,7 @@
 """Save training state with Orbax, which keeps the newest steps and renames each once it is whole.
 
-A step holds the state (each process writes its part), the position in the data (the same in all
-processes) and what decides the run. It also holds checksums: Orbax does not notice a flipped bit.
+A step holds the state, of which each process writes its part, and what decides the run. It also
+holds checksums: Orbax does not notice a flipped bit.
 Orbax v1 is not used, since its names still differ between the releases that the supported Python
 versions install.
 """
@@ -62,7 +62,7 @@ def _silence_closed_loops() -> None:
 
 
 class Checkpoints:
-    """Keep (state, position in the data) by step; leaving the context waits for pending writes.
+    """Keep the state by step; leaving the context waits for pending writes.
 
     Args:
       directory: Folder that all processes see, or an address such as `gs://bucket/run`.
@@ -101,27 +101,25 @@ class Checkpoints:
                 return step, parts["data"].get("run")
         return None
 
-    def save(self, step: int, state: object, position: Any, *, wait: bool = False) -> None:
+    def save(self, step: int, state: object, *, wait: bool = False) -> None:
         """Save a step in the background. Its arrays are copied first, so that they may be donated.
 
-        Args:
-          position: Position in the data, the same in all processes, for JSON.
-          wait: Return after the step is written.
+        wait: Return after the step is written.
         """
         with self._writing():
             if self._manager.latest_step() != step:
-                saved = {"processes": [position], "run": self._run, "state": int(_checksum(state))}
+                saved = {"run": self._run, "state": int(_checksum(state))}
                 data = ocp.args.JsonSave(saved | {"sum": _json_checksum(saved)})
                 parts = {"state": ocp.args.StandardSave(state), "data": data}
                 self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
             if wait:
                 self._manager.wait_until_finished()
 
-    def restore(self, state: State) -> tuple[State, Any]:
-        """Return the newest saved state, shaped and sharded like `state`, and the data's position.
+    def restore(self, state: State) -> State:
+        """Return the newest saved state, shaped and sharded like `state`, or else `state` itself.
 
-        Other devices and processes may have saved it. Returns (`state` itself, None) when nothing
-        is saved. Damaged steps are named, and renamed if an older one is whole.
+        Other devices and processes may have saved it. Damaged steps are named, and renamed if an
+        older one is whole.
 
         Raises InputError where all are damaged.
         """
@@ -135,12 +133,12 @@ class Checkpoints:
             )
             if parts is not None:
                 self._set_aside(damaged, step)
-                return parts["state"], parts["data"]["processes"][0]
+                return parts["state"]
             damaged[step] = reason
         for step, reason in damaged.items():
             why = f"step {step} cannot be read ({reason}), nor any before it"
             raise InputError(f"{self._directory}: {why}; train in another directory")
-        return state, None
+        return state
 
     def _steps(self) -> list[int]:
         """Return all steps that have a folder, the newest first."""
@@ -219,7 +217,7 @@ def _check_sums(parts: Any) -> None:
     """Raise ValueError unless the checksums of what was written match."""
     data = dict(parts["data"])
     if "sum" in data and data.pop("sum") != _json_checksum(data):
-        raise ValueError("its position in the data is not what was saved")
+        raise ValueError("what it says of its run is not what was saved")
     if "state" in parts and data.get("state") not in (None, int(_checksum(parts["state"]))):
         raise ValueError("its arrays are not those that were saved")
 

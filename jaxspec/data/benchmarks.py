@@ -250,10 +250,12 @@ def _file_rows(spec: Benchmark, split: str, path: Path | None) -> Iterator[DataR
         rows = hub_rows(spec.hub, spec.config, split, pattern, spec.only)
     else:
         rows = local_rows(on_disk(path), pattern, spec.only)
-    row = None
+    empty = True
     for row in rows:
-        yield row
-    if row is None:
+        if spec.only is None or row.values.get(spec.only[0]) == spec.only[1]:
+            empty = False
+            yield row
+    if empty:
         condition = f" with {spec.only[0]} {spec.only[1]!r}" if spec.only else ""
         where = path or spec.hub
         raise InputError(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxspec.data.rows import SUFFIXES, DataRow, matching_rows, parquet_rows, raised
+from jaxspec.data.rows import SUFFIXES, DataRow, parquet_rows, raised
 from jaxspec.errors import InputError, first_line, reading
 from jaxspec.files import lacking_files
 
@@ -76,9 +76,7 @@ def hub_rows(
                 raise
         for shard in sorted(shards):
             with files.open(shard, "rb") as handle:
-                yield from raised(
-                    matching_rows(parquet_rows(handle, shard, None, columns, only), only)
-                )
+                yield from raised(parquet_rows(handle, shard, None, columns, only))
     except unreachable as error:
         raise InputError(
             f"hub data set {repository}, config {config}, split {split}: cannot be read "

@@ -25,10 +25,11 @@ from tqdm import tqdm
 from jaxspec.data.images import StoredImage, as_png
 from jaxspec.data.samples import Sample
 from jaxspec.data.tfds_records import images_of
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, reading
 from jaxspec.files import sole, writing
 
 SPLIT = "train"
+MEND = "remove it and prepare it again"
 FileFormat = Literal["array_record", "parquet"]
 """Format of the shards. `tfds.load` reads parquet, with TensorFlow; here it is held in memory."""
 
@@ -64,22 +65,26 @@ class Prepared(Sequence[Sample]):
         if not _prepared(folder):
             raise InputError(f"data {path}: no prepared data; make it with python -m train.prepare")
         self.path = path
-        builder: Any = tfds.builder_from_directory(str(folder))  # pyright: ignore[reportCallIssue]
-        self.metadata: dict[str, Any] = dict(builder.info.metadata or {})
-        self._records: Any = builder.as_data_source(SPLIT)
+        with reading(f"data {path}: cannot be read", MEND):
+            builder: Any = tfds.builder_from_directory(str(folder))  # pyright: ignore[reportCallIssue]
+            self.metadata: dict[str, Any] = dict(builder.info.metadata or {})
+            self._records: Any = builder.as_data_source(SPLIT)
+            self._size = len(self._records)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return self._size
 
     def __getitem__(self, index: Any) -> Any:
         """Return the sample of a number; slices are not read."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        record = self._records[int(index)]
+        with reading(f"data {self.path} record {index + 1}: cannot be read", MEND):
+            record = self._records[int(index)]
+            shown = images_of(self._records, index, record)
         name, turns = record["id"].decode(), record["turns"]
         sizes = [(int(height), int(width)) for height, width in record["sizes"]]
         origin = f"{self.path} {name}"
-        contents = zip(images_of(self._records, index, record), sizes)
+        contents = zip(shown, sizes)
         images = tuple(StoredImage(content, origin, size) for content, size in contents)
         pairs = zip(turns["question"], turns["answer"])
         dialogue = tuple((question.decode(), answer.decode()) for question, answer in pairs)

@@ -60,22 +60,13 @@ def rows_and_errors(
 
     Args:
       columns: Pattern that the names of the wanted columns match in full.
-      only: Column and value of the wanted rows.
+      only: Column and value of the wanted rows; row groups of parquet without any are skipped.
     """
     if str(path).startswith(TFDS):
-        rows: Iterable[Any] = (DataRow(*record, None) for record in tfds_records(str(path)))
+        yield from (DataRow(*record, None) for record in tfds_records(str(path)))
     else:
-        rows = (row for file in _files(path) for row in _file_rows(file, columns, only))
-    yield from matching_rows(rows, only)
-
-
-def matching_rows(
-    rows: Iterable[DataRow | InputError], only: tuple[str, str] | None
-) -> Iterator[DataRow | InputError]:
-    """Yield the errors, and the rows with the wanted value; all rows without `only`."""
-    for row in rows:
-        if only is None or isinstance(row, InputError) or row.values.get(only[0]) == only[1]:
-            yield row
+        for file in _files(path):
+            yield from _file_rows(file, columns, only)
 
 
 def raised(rows: Iterable[DataRow | InputError]) -> Iterator[DataRow]:

@@ -133,6 +133,13 @@ class TrainConfig:
             if not 0 <= getattr(self, name) < 1:
                 value = getattr(self, name)
                 raise InputError(f"{name}: {value}; give a number from 0 to below 1")
+        for name, patterns in (("frozen", self.frozen), ("rates", dict(self.rates))):
+            for pattern in patterns:
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    wrong = f"{name}: {pattern!r} is no regular expression ({error}); mend it"
+                    raise InputError(wrong) from None
         if self.profile and not self.profiled:
             raise InputError(f"profile: {self.profile!r} is not FIRST:LAST of steps, such as 10:12")
         if self.batch % self.accumulate:

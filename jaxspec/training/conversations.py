@@ -112,20 +112,18 @@ class ConversationBatches:
     """Lay several conversations into a row, see `packing.py`."""
 
     def __call__(self, step: int) -> ConversationBatch:
-        step_rows = self._rows(step)
-        local = self._own_rows(step_rows)
+        rows, local = self._rows(step), self._own_rows()
         pictures = [
-            [[to_rgb(image) for image in talk.images] for talk in row]
-            for row in step_rows.rows[local]
+            [[to_rgb(image) for image in talk.images] for talk in row] for row in rows[local]
         ]
-        prompts, images = self._stack(step_rows, 0, self.model, self.view, pictures)
-        mask = np.zeros((len(step_rows.rows), prompts.tokens.shape[1]), bool)
-        for i, row in enumerate(step_rows.rows):
+        prompts, images = self._stack(step, 0, self.model, self.view, pictures)
+        mask = np.zeros((len(rows), prompts.tokens.shape[1]), bool)
+        for i, row in enumerate(rows):
             for talk, (start, *_) in zip(row, _first_slots(row), strict=True):
                 mask[i, start + talk.forms[0].places[talk.learned]] = True
                 mask[i, start] &= not self.packing  # what is before is another conversation
         numbers = np.arange(step * self.rows, (step + 1) * self.rows, dtype=np.uint32)
-        taught = self.teacher and self._taught_by(self.teacher, step_rows, mask.shape[1], pictures)
+        taught = self.teacher and self._taught_by(self.teacher, step, mask.shape[1], pictures)
         answers = None if self.teacher else slots_before(mask)[local]
         return ConversationBatch(prompts, mask[local], images, numbers[local], taught, answers)
 
@@ -136,38 +134,36 @@ class ConversationBatches:
 
     def shown(self, step: int) -> list[np.ndarray]:
         """Return which image each slot of this process's rows shows, -1 for text, not padded."""
-        step_rows = self._rows(step)
-        rows = step_rows.rows[self._own_rows(step_rows)]
+        rows = self._rows(step)[self._own_rows()]
         return [joined([talk.forms[0].part for talk in row]).images for row in rows]
 
     def unlearned(self, step: int) -> int:
         """Count the conversations of a step that stand in for rows that teach nothing."""
-        return sum(talk.replaces for row in self._rows(step).rows for talk in row)
+        return sum(talk.replaces for row in self._rows(step) for talk in row)
 
     def filled(self, step: int) -> tuple[int, int]:
         """Return the filled slots of a step's rows, in all processes, and its slots."""
-        step_rows = self._rows(step)
-        width, _ = self._sizes(step_rows, 0)
-        slots = sum(_size(row, 0)[0] for row in step_rows.rows)
-        return slots, width * len(step_rows.rows)
+        rows, (width, _) = self._rows(step), self._sizes(step, 0)
+        return sum(_size(row, 0)[0] for row in rows), width * len(rows)
 
-    def _rows(self, step: int) -> _Rows:
+    def _group(self, group: int) -> list[_Row]:
+        with _GROUPING:  # so that threads make a group once
+            return _group(self, group)
+
+    def _rows(self, step: int) -> list[_Row]:
         """Return the rows of a step, of all processes."""
         group, offset = divmod(step, GROUP)
-        with _GROUPING:  # so that threads make a group once
-            rows = _group(self, group)
         order = np.random.default_rng((self.seed, group)).permutation(GROUP)
-        of_step = rows[order[offset] * self.rows :][: self.rows]
-        return _Rows(of_step, rows if self.packing else of_step)
+        return self._group(group)[order[offset] * self.rows :][: self.rows]
 
-    def _own_rows(self, step_rows: _Rows) -> slice:
-        (part, parts), count = self.process, len(step_rows.rows)
+    def _own_rows(self) -> slice:
+        (part, parts), count = self.process, self.rows
         return slice(part * count // parts, (part + 1) * count // parts)
 
-    def _sizes(self, step_rows: _Rows, form: int) -> tuple[int, int]:
+    def _sizes(self, step: int, form: int) -> tuple[int, int]:
         """Return the slots and the image tiles that each row is padded to."""
-        sizes = [_size(row, form) for row in step_rows.alike]
-        slots, tiles = map(max, zip(*sizes, strict=True))
+        alike = self._group(step // GROUP) if self.packing else self._rows(step)
+        slots, tiles = map(max, zip(*(_size(row, form) for row in alike), strict=True))
         if self.packing:
             _, (of_slots, of_tiles) = _shape(self)
             return rounded(slots, of_slots), rounded(tiles, of_tiles)
@@ -175,10 +171,10 @@ class ConversationBatches:
         return width, bucket(tiles, self.tile_buckets, "image tiles of a training row")
 
     def _taught_by(
-        self, teacher: LoadedModel, step_rows: _Rows, width: int, pictures: list[Any]
+        self, teacher: LoadedModel, step: int, width: int, pictures: list[Any]
     ) -> TeacherRows:
         """Return this process's rows in the teacher's form."""
-        local = step_rows.rows[self._own_rows(step_rows)]
+        local = self._rows(step)[self._own_rows()]
         before = np.zeros((len(local), width), np.int32)
         for i, row in enumerate(local):
             for talk, starts in zip(row, _first_slots(row), strict=True):
@@ -189,15 +185,15 @@ class ConversationBatches:
                 before[i, draft_slots] = teacher_slots
         shows = self.view.reads_images and self.view.pixels is None
         shared = shows and same_images(teacher, self.model)
-        prompts, images = self._stack(step_rows, 1, teacher, VIEWS["M"], () if shared else pictures)
+        prompts, images = self._stack(step, 1, teacher, VIEWS["M"], () if shared else pictures)
         return TeacherRows(prompts, None if shared else images, before)
 
     def _stack(
-        self, step_rows: _Rows, form: int, model: LoadedModel, view: View, pictures: Sequence[Any]
+        self, step: int, form: int, model: LoadedModel, view: View, pictures: Sequence[Any]
     ) -> tuple[PromptRows, dict[str, Any]]:
         """Return this process's rows in one form, in the shapes of all rows, and their images."""
-        width, tiles = self._sizes(step_rows, form)
-        parts = [[talk.forms[form].part for talk in row] for row in step_rows.rows]
+        width, tiles = self._sizes(step, form)
+        parts = [[talk.forms[form].part for talk in row] for row in self._rows(step)]
         if self.packing:
             rows = stacked(parts, width, model.model.mrope)
         else:
@@ -214,8 +210,7 @@ class ConversationBatches:
             reader, change = model.images, view.pixels
             read = [[x for talk in row for x in tiles_of(reader, talk, change)] for row in pictures]
             images = stack_tiles(model, read, tiles)
-        local = self._own_rows(step_rows)
-        return jax.tree.map(lambda values: values[local], rows), images
+        return jax.tree.map(lambda values: values[self._own_rows()], rows), images
 
 
 def slots_before(mask: Bool[np.ndarray, "B L"]) -> Int[np.ndarray, "B K"]:
@@ -261,15 +256,6 @@ class _Conversation:
 
 
 _Row = tuple[_Conversation, ...]
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Hold the rows of a step in all processes."""
-
-    rows: list[_Row]
-    alike: list[_Row]
-    """Rows that are padded alike: these, or those of the group."""
 
 
 def _size(row: _Row, form: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from jaxspec.data.samples import Sample
@@ -24,6 +25,7 @@ MEASURE = "decoded_tokens_per_pass"
 
 def decoded(
     target: LoadedModel,
+    name: str,
     config: HeadConfig,
     samples: Sequence[Sample],
     lengths: tuple[tuple[int, ...], tuple[int, ...]],
@@ -37,6 +39,7 @@ def decoded(
     FOLDER/metrics.jsonl knows after a stop, to FOLDER/best.
 
     Args:
+      name: Name of the head among the parameters.
       lengths: Buckets of prompts, and of image tiles.
       folder: Folder of the stage.
     """
@@ -48,11 +51,11 @@ def decoded(
         new_buckets=(NEW_TOKENS,),
         generation_config="ignore",
     )
-    plain: list[tuple[int, ...]] = []
-    requests: list[Request] = []
 
-    def ask() -> None:
-        engine = Engine(target, config=options)
+    @cache
+    def answered() -> tuple[list[Request], list[tuple[int, ...]]]:
+        """Return the questions that fit, and plain decoding's answers."""
+        engine, requests = Engine(target, config=options), []
         for sample in samples:
             request = Request(engine.encoder.prompt(sample.question(0)), NEW_TOKENS)
             with suppress(InputError):  # longer than the buckets
@@ -62,18 +65,17 @@ def decoded(
                 break
         if not requests:
             raise InputError("held_out: no question fits the buckets; give shorter ones")
-        plain.extend(result.tokens for result in engine.generate(requests))
+        return requests, [result.tokens for result in engine.generate(requests)]
 
     def evaluate(params: Params) -> dict[str, float]:
-        if not requests:
-            ask()
-        save_head(folder / "newest", config, params["head"], None, overwrite=True)
+        requests, plain = answered()
+        save_head(folder / "newest", config, params[name], None, overwrite=True)
         draft = LoadedHead.load(folder / "newest", target)
         results = Engine(target, draft, options).generate(requests)
         tokens = acceptance_metrics([result.stats for result in results])["tokens_per_pass"] or 0.0
         earlier = (line.get(MEASURE, 0.0) for line in logged(folder / "metrics.jsonl"))
         if tokens > max(earlier, default=0.0):
-            save_head(folder / "best", config, params["head"], None, overwrite=True)
+            save_head(folder / "best", config, params[name], None, overwrite=True)
         same = [result.tokens == answer for result, answer in zip(results, plain, strict=True)]
         return {MEASURE: tokens, "identical": sum(same) / len(same)}
 

@@ -53,7 +53,7 @@ from jaxspec.training.objectives import (
     tuning_loss,
     without_teacher,
 )
-from jaxspec.training.reading import iterate
+from jaxspec.training.reading import CountedBatches
 from jaxspec.training.recipes import (
     DataSets,
     Run,
@@ -104,7 +104,7 @@ def train_draft(
 
     Raises InputError for models and data that do not fit, and what `fit` raises.
     """
-    sources = open_sources(recipe.stages, data, recipe.held_out)
+    sources = open_sources(recipe, data)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):  # `fit` places it on the mesh
         teaches = recipe.distillation is not None  # else the draft takes the tower at most
         load = LoadedModel.load if teaches else LoadedModel.without_weights
@@ -300,5 +300,5 @@ def _train_stage(
         lora=recipe.lora,
     )
     more: dict[str, Any] = {"sharding_of": sharding_of, "evaluate": evaluate, "inputs": inputs}
-    with closing(iterate(batches, train.steps, limit=recipe.unlearned)) as ahead:
-        return without_teacher(run(train, params, loss, ahead, directory, **more))
+    with closing(CountedBatches(batches, train.steps, limit=recipe.unlearned)) as counted:
+        return without_teacher(run(train, params, loss, counted, directory, **more))

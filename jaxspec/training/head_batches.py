@@ -64,50 +64,31 @@ class Anchoring:
         return self.weights
 
 
-class HeadBatch(struct.PyTreeNode):
-    """Hold conversations with the anchors of their blocks."""
+Heads = Mapping[str, tuple[HeadConfig, Anchoring]]
+"""Heads of one target by their names."""
 
-    conversations: ConversationBatch
+
+class Blocks(struct.PyTreeNode):
+    """Hold the blocks of one head in the rows of a batch."""
+
     anchors: Int[Any, "B A"]
     """Assistant tokens that another one follows; -1 fills rows with fewer. When a block begins at
     an anchor, the target has not yet computed its key."""
     spans: Spans | None
     """Slots of images, for a head that reads which slots show which."""
-    reading: TargetPass | None = None
-    """The target's pass; None makes it in the step's program."""
-
-    @property
-    def tokens(self) -> Int[Any, "B L"]:
-        return self.conversations.tokens
 
 
-class JointBatch(struct.PyTreeNode):
-    """Hold conversations with the blocks of several heads of one target."""
+class HeadBatch(struct.PyTreeNode):
+    """Hold conversations with the blocks of each head, by the head's name."""
 
     conversations: ConversationBatch
-    blocks: dict[str, tuple[Int[Any, "B _A"], Spans | None]]
-    """`anchors` and `spans` of each head's `HeadBatch`, by the head's name."""
+    blocks: dict[str, Blocks]
+    readings: tuple[TargetPass, ...] | None = None
+    """The target's pass as each head reads it; None makes it in the step's program."""
 
     @property
     def tokens(self) -> Int[Any, "B L"]:
         return self.conversations.tokens
-
-    def of(self, name: str, reading: TargetPass | None = None) -> HeadBatch:
-        """Return the batch of one head."""
-        return HeadBatch(self.conversations, *self.blocks[name], reading)
-
-
-@dataclass(frozen=True)
-class JointBatches:
-    """Make this process's rows of a step for several heads, which read the same conversations."""
-
-    heads: Mapping[str, HeadBatches]
-
-    def __call__(self, step: int) -> JointBatch:
-        batch = next(iter(self.heads.values())).batches(step)
-        return JointBatch(
-            batch, {name: head.blocks(step, batch) for name, head in self.heads.items()}
-        )
 
 
 @dataclass(frozen=True)
@@ -115,26 +96,27 @@ class HeadBatches:
     """Make this process's rows of a step, with anchors drawn by row number and seed."""
 
     batches: ConversationBatches
-    config: HeadConfig
-    anchoring: Anchoring
+    heads: Heads
     seed: int = 0
     readings: KeptReadings | None = None
+    """Reader of the only head's passes; None makes them in the step's program."""
 
     def __call__(self, step: int) -> HeadBatch:
         batch = self.batches(step)
-        return HeadBatch(batch, *self.blocks(step, batch), self.readings and self.readings(batch))
+        blocks = {name: self._blocks(step, batch, *head) for name, head in self.heads.items()}
+        return HeadBatch(batch, blocks, self.readings and (self.readings(batch),))
 
-    def blocks(
-        self, step: int, batch: ConversationBatch
-    ) -> tuple[Int[np.ndarray, "B A"], Spans | None]:
-        """Return the anchors and spans of a step's conversations."""
+    def _blocks(
+        self, step: int, batch: ConversationBatch, config: HeadConfig, anchoring: Anchoring
+    ) -> Blocks:
+        """Return the blocks of one head in a step's conversations."""
         room = next(iter(batch.images.values())).shape[1] if batch.images else 0
-        spans = image_spans(self.batches.shown(step), room) if self.config.reads_spans else None
+        spans = image_spans(self.batches.shown(step), room) if config.reads_spans else None
         draws = (np.random.default_rng((self.seed, int(number))) for number in batch.numbers)
-        count = self.anchoring.anchors
+        count = anchoring.anchors
         if batch.rows.first is not None:  # a packed row has blocks for all of its samples
             count = -(-count * self.batches.batch // self.batches.rows)
-        return draw_anchors(batch.mask, count, draws), spans
+        return Blocks(draw_anchors(batch.mask, count, draws), spans)
 
 
 def draw_anchors(

@@ -42,10 +42,10 @@ from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.decoded import decoded
 from jaxspec.training.head_batches import (
     Anchoring,
+    Blocks,
     HeadBatch,
     HeadBatches,
-    JointBatch,
-    JointBatches,
+    Heads,
     KeptReadings,
 )
 from jaxspec.training.loop.dry import dry_run
@@ -53,7 +53,7 @@ from jaxspec.training.loop.signatures import model_signature
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.losses import Loss, Sums, count_places, draft_loss
 from jaxspec.training.objectives import encode
-from jaxspec.training.reading import iterate
+from jaxspec.training.reading import CountedBatches
 from jaxspec.training.recipes import (
     DataSets,
     Run,
@@ -65,42 +65,72 @@ from jaxspec.training.recipes import (
 from jaxspec.typing import Array, Params
 
 
-def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -> Loss:
-    """Return the loss of {"target": frozen, "head": trainable} on batches of `HeadBatches`."""
+def make_loss(target: LanguageModel, heads: Heads) -> Loss:
+    """Return the sum of the heads' losses, of {"target": frozen, NAME: trainable, ...} on batches
+    of `HeadBatches`. The target reads a batch once.
+    """
+    losses = {name: _block_loss(target, *head) for name, head in heads.items()}
+    configs = [config for config, _ in heads.values()]
+
+    def share(params: Params, batch: HeadBatch, counts: Mapping[str, Array]) -> tuple[Array, Sums]:
+        frozen = jax.lax.stop_gradient(params["target"])
+        whole = batch.conversations
+        readings = batch.readings or read_target(target, frozen, whole, *configs)
+        total, tokens, sums = jnp.zeros(()), jnp.zeros((), jnp.int32), {}
+        for (name, loss), reading in zip(losses.items(), readings, strict=True):
+            parts = {"head": params[name], "target": frozen}
+            value, metrics = loss.share(parts, (whole, batch.blocks[name], reading), counts[name])
+            total, tokens = total + value, tokens + metrics["tokens"]
+            prefix = f"{name}/" if len(heads) > 1 else ""
+            sums |= {f"{prefix}{key}": metric for key, metric in metrics.items()}
+        return total, sums | {"loss": total, "tokens": tokens, "filled": whole.filled}
+
+    def count(batch: HeadBatch) -> dict[str, Array]:
+        whole = batch.conversations
+        return {name: loss.count((whole, batch.blocks[name])) for name, loss in losses.items()}
+
+    return Loss(share, count)
+
+
+def _block_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -> Loss:
+    """Return the loss of {"target": frozen, "head": trainable} on (conversations, the head's
+    blocks, the target's pass).
+    """
     steps, drafts = config.gamma, LanguageModel(config.text_config)
     weights = anchoring.of_places(steps)
     vocabulary = config.text_config.draft_vocabulary
     teacher = LanguageModel(replace(check_rotary(target.text), draft_vocabulary=vocabulary))
 
-    def learned(batch: HeadBatch) -> tuple[Array, Array, Array]:
+    def learned(whole: ConversationBatch, blocks: Blocks) -> tuple[Array, Array, Array]:
         """Return the slots of blocks, the tokens after them, and which of these count."""
-        tokens, anchors = batch.tokens, batch.anchors
+        tokens, anchors = whole.tokens, blocks.anchors
         at = anchors[..., None] + jnp.arange(steps + 1)
         inside = (anchors >= 0)[..., None] & (at < tokens.shape[1])
         at = jnp.clip(at, 0, tokens.shape[1] - 1)
-        wrote = jnp.cumprod(pick(batch.conversations.mask, at) & inside, axis=-1)
+        wrote = jnp.cumprod(pick(whole.mask, at) & inside, axis=-1)
         labels = draft_indices(drafts.text, pick(tokens, at[..., 1:]))
         return at[..., :-1], labels, wrote[..., 1:]
 
-    def share(params: Params, batch: HeadBatch, count: Array) -> tuple[Array, Sums]:
-        frozen = jax.lax.stop_gradient(params["target"])
-        reading = batch.reading or read_target(target, frozen, batch.conversations, config)[0]
-        block, labels, mask = learned(batch)
+    def share(
+        params: Params, part: tuple[ConversationBatch, Blocks, TargetPass], count: Array
+    ) -> tuple[Array, Sums]:
+        head, frozen = params["head"], params["target"]
+        whole, blocks, reading = part
+        slots, labels, mask = learned(whole, blocks)
         # An assistant holds a whole decoder; other heads are parts of one.
-        decoder = params["head"].get("model", params["head"])
+        decoder = head.get("model", head)
         drafting = joined(decoder, frozen, borrowed_tokens(drafts.text, target.text))
         teaching = joined({}, frozen, teacher.text.draft_vocabulary)
-        embed = embedder(config, params["head"], frozen)
+        embed = embedder(config, head, frozen)
 
         @jax.checkpoint
         def drafted(head: Params) -> Array:
-            rows = batch.conversations.rows
-            return read_blocks(config, head, frozen, reading, rows, block, batch.spans)
+            return read_blocks(config, head, frozen, reading, whole.rows, slots, blocks.spans)
 
-        loss, sums = draft_loss(
-            lambda x: corrected(config, params["head"], drafts.scores(drafting, x[0]), x[1], embed),
-            (drafted(params["head"]), pick(batch.tokens, block)),
-            pick(reading.hidden, block),
+        return draft_loss(
+            lambda x: corrected(config, head, drafts.scores(drafting, x[0]), x[1], embed),
+            (drafted(head), pick(whole.tokens, slots)),
+            pick(reading.hidden, slots),
             labels,
             mask,
             anchoring.loss,
@@ -108,33 +138,8 @@ def make_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring) -
             lambda x: teacher.scores(teaching, x),
             count,
         )
-        return loss, sums | {"filled": batch.conversations.filled}
 
-    return Loss(share, lambda batch: count_places(*learned(batch)[1:]))
-
-
-def joint_loss(target: LanguageModel, heads: Mapping[str, tuple[HeadConfig, Anchoring]]) -> Loss:
-    """Return the sum of the losses of {"target": frozen, NAME: trainable, ...} on batches of
-    `JointBatches`, which the target reads once.
-    """
-    losses = {name: make_loss(target, *head) for name, head in heads.items()}
-
-    def share(params: Params, batch: JointBatch, counts: Mapping[str, Array]) -> tuple[Array, Sums]:
-        frozen = jax.lax.stop_gradient(params["target"])
-        configs = [config for config, _ in heads.values()]
-        readings = read_target(target, frozen, batch.conversations, *configs)
-        total, tokens, sums = jnp.zeros(()), jnp.zeros((), jnp.int32), {}
-        for (name, loss), reading in zip(losses.items(), readings, strict=True):
-            parts = {"head": params[name], "target": params["target"]}
-            value, metrics = loss.share(parts, batch.of(name, reading), counts[name])
-            total, tokens = total + value, tokens + metrics["tokens"]
-            sums |= {f"{name}/{key}": metric for key, metric in metrics.items() if key != "filled"}
-        return total, sums | {"loss": total, "tokens": tokens, "filled": batch.conversations.filled}
-
-    def count(batch: JointBatch) -> dict[str, Array]:
-        return {name: loss.count(batch.of(name)) for name, loss in losses.items()}
-
-    return Loss(share, count)
+    return Loss(share, lambda part: count_places(*learned(*part)[1:]))
 
 
 def read_target(
@@ -165,92 +170,70 @@ class HeadRecipe(StagedRecipe):
             raise InputError(f"keep_readings: packed rows never come again; give {names}")
 
 
-def train_head(
-    recipe: HeadRecipe, directory: Path, data: DataSets | None = None, run: Run = fit
-) -> tuple[HeadConfig, Params]:
-    """Train the stages one after the other, and return the head's configuration and parameters.
-
-    A stopped run goes on.
-
-    Args:
-      directory: Folder of the stages' folders; stage NAME writes to DIRECTORY/NAME.
-      data: Paths or samples of the data sets that are not under `runs/data`.
-
-    Raises InputError for targets and data that do not fit.
-    """
-    return train_heads({ALONE: recipe}, directory, data, run)[ALONE]
-
-
 def train_heads(
     recipes: Mapping[str, HeadRecipe],
     directory: Path,
     data: DataSets | None = None,
     run: Run = fit,
 ) -> dict[str, tuple[HeadConfig, Params]]:
-    """Train heads of one target by the same passes of it, each as `train_head` would by itself.
+    """Train heads of one target by the same passes of it, each as it would learn by itself.
+
+    The stages come one after the other. A stopped run goes on.
 
     Args:
-      recipes: Recipes by the names of their heads, which differ in `OWN` only.
-      directory: Folder of the stages' folders, each of all heads.
-      data: As of `train_head`.
+      recipes: Recipes by the names of their heads, which differ in `OWN` only; one has `ALONE`.
+      directory: Folder of the stages' folders; stage NAME writes to DIRECTORY/NAME.
+      data: Paths or samples of the data sets that are not under `runs/data`.
+      run: What runs a stage: `fit`, or `dry_run`.
 
     Raises InputError for recipes that differ, and for targets and data that do not fit.
     """
-    recipe, alone = _common_recipe(recipes), list(recipes) == [ALONE]
-    sources, first = open_sources(recipe.stages, data, recipe.held_out), recipe.stages[0].train
+    recipe = _common_recipe(recipes)
+    sources, first = open_sources(recipe, data), recipe.stages[0].train
     target = LoadedModel.load(recipe.target, jnp.dtype(first.dtype), mesh=first.make_mesh())
     vocabulary = draft_words(recipe, sources, target)
-    heads = {name: _started(each, target, vocabulary) for name, each in recipes.items()}
+    configs: dict[str, HeadConfig] = {}
+    params: Params = {"target": target.params}
+    for name, each in recipes.items():
+        configs[name], head = _started(each, target, vocabulary)
+        params = {**params, name: head}
 
     def sharding_of(mesh: Mesh) -> Params:
-        placed = {name: head_shardings(*head, mesh) for name, head in heads.items()}
+        placed = {name: head_shardings(configs[name], params[name], mesh) for name in configs}
         return placed | {"target": shardings(target.config, target.params, mesh)}
 
     readings, signature = None, model_signature(recipe.target)
     for option in ("keep_readings", "held_out"):
         if getattr(recipe, option) and jax.process_count() > 1:
             raise InputError(f"{option}: works only in one process; leave it out")
-    configs = {name: config for name, (config, _) in heads.items()}
+    only, *others = recipes
     if recipe.keep_readings and run is not dry_run:  # a dry run writes nothing
-        config = configs[ALONE]
         read = jax.jit(partial(read_target, target.model), static_argnums=2)
-        reads = config.reads, first.dtype
+        reads = configs[only].reads, first.dtype
         digest = hashlib.sha256(repr((signature, reads)).encode()).hexdigest()
         folder = Path(recipe.keep_readings, digest[:16])
-        readings = KeptReadings(lambda batch: read(target.params, batch, config)[0], folder)
-    anchored = {name: (configs[name], each.anchoring) for name, each in recipes.items()}
-    loss = (
-        make_loss(target.model, *anchored[ALONE]) if alone else joint_loss(target.model, anchored)
-    )
+        readings = KeptReadings(lambda batch: read(target.params, batch, configs[only])[0], folder)
+    heads = {name: (configs[name], each.anchoring) for name, each in recipes.items()}
+    loss = make_loss(target.model, heads)
     deciding = {name: _deciding_inputs(configs[name], each) for name, each in recipes.items()}
     fixed = [
         f"{re.escape(name)}/{part}" for name, config in configs.items() for part in config.fixed
     ]
     for stage in recipe.stages:
         conversations, inputs = stage_data(recipe, stage, sources, target, target)
-        each = {
-            name: HeadBatches(conversations, *parts, stage.train.seed, readings)
-            for name, parts in anchored.items()
-        }
+        inputs |= {"target": signature} | ({"heads": deciding} if others else deciding[only])
         train = replace(stage.train, frozen=(*stage.train.frozen, "target", *fixed))
-        params = {name: head for name, (_, head) in heads.items()} | {"target": target.params}
-        inputs["target"], out = signature, directory / stage.name
-        make = each[ALONE] if alone else JointBatches(each)
-        with closing(iterate(conversations, train.steps, make, recipe.unlearned)) as ahead:
-            more: Any = {
-                "sharding_of": sharding_of,
-                "inputs": inputs
-                | {"target": signature}
-                | (deciding[ALONE] if alone else {"heads": deciding}),
-            }
-            if not alone:
-                more["apart"] = tuple(heads)
-            if recipe.held_out:
-                lengths, held_out = (recipe.buckets, recipe.tile_buckets), sources[recipe.held_out]
-                more["evaluate"] = decoded(target, configs[ALONE], held_out, lengths, out)
-            trained = run(train, params, loss, ahead, out, **more)
-        heads = {name: (config, trained[name]) for name, config in configs.items()}
-    return heads
+        make = HeadBatches(conversations, heads, stage.train.seed, readings)
+        out = directory / stage.name
+        evaluate = None
+        if recipe.held_out:
+            lengths, held_out = (recipe.buckets, recipe.tile_buckets), sources[recipe.held_out]
+            evaluate = decoded(target, only, configs[only], held_out, lengths, out)
+        with closing(CountedBatches(conversations, train.steps, make, recipe.unlearned)) as batches:
+            more: dict[str, Any] = {"sharding_of": sharding_of, "evaluate": evaluate}
+            more |= {"inputs": inputs, "apart": tuple(heads)}
+            params = run(train, params, loss, batches, out, **more)
+    return {name: (config, params[name]) for name, config in configs.items()}
 
 
 ALONE = "head"

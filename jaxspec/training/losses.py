@@ -68,7 +68,7 @@ def next_token_loss(
     logits: Float[Array, "B L V"],
     tokens: Int[Array, "B L"],
     mask: Bool[Array, "B L"],
-    count: Float[Array, ""] | None = None,
+    count: Float[Array, ""],
 ) -> tuple[Float[Array, ""], Sums]:
     """Return the cross entropy of masked tokens, predicted one position before, and metrics."""
     return cross_entropy(logits[:, :-1], tokens[:, 1:], mask[:, 1:], count)
@@ -78,19 +78,16 @@ def cross_entropy(
     logits: Float[Array, "B K V"],
     labels: Int[Array, "B K"],
     mask: Bool[Array, "B K"],
-    count: Float[Array, ""] | None = None,
+    count: Float[Array, ""],
 ) -> tuple[Float[Array, ""], Sums]:
     """Return the cross entropy of the masked labels, and metrics.
 
-    Args:
-      count: Masked labels of the whole batch, of which these may be a part; None counts these.
+    count: Masked labels of the whole batch, of which these may be a part.
     """
-    weight = mask.astype(jnp.float32)
-    tokens = weight.sum()
-    total = jnp.maximum(tokens if count is None else count, 1.0)
+    weight, total = mask.astype(jnp.float32), jnp.maximum(count, 1.0)
     loss = (optax.softmax_cross_entropy_with_integer_labels(logits, labels) * weight).sum() / total
     accuracy = ((logits.argmax(-1) == labels) * weight).sum() / total
-    return loss, {"loss": loss, "accuracy": accuracy, "tokens": tokens}
+    return loss, {"loss": loss, "accuracy": accuracy, "tokens": weight.sum()}
 
 
 def divergence(
@@ -178,30 +175,28 @@ def distillation_loss(
     logits: Float[Array, "B L V"],
     teacher: Float[Array, "B L teacher"],
     mask: Bool[Array, "B L"],
-    kind: Divergence = "forward_kl",
+    count: Float[Array, ""],
+    kind: Divergence,
     k: int | None = None,
-    count: Float[Array, ""] | None = None,
-) -> tuple[Float[Array, ""], Sums]:
-    """Return the mean divergence at the masked tokens, and metrics. The teacher gets no gradient.
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return the mean divergence at the masked tokens, and the acceptance.
 
-    The metric `acceptance` is the mean of 1 - TVD: the share of the student's samples that
-    verification keeps at temperature 1. Only tokens of both vocabularies count.
+    The acceptance is the mean of 1 - TVD: the share of the student's samples that verification
+    keeps at temperature 1. Only tokens of both vocabularies count. The teacher gets no gradient.
 
     Args:
+      count: Masked tokens of the whole batch, of which these may be a part.
       k: Number of the teacher's most probable tokens to compare, next to the rest; None: all.
-      count: Masked tokens of the whole batch, of which these may be a part; None counts these.
     """
     size = min(logits.shape[-1], teacher.shape[-1])
     log_q = jax.nn.log_softmax(logits[:, :-1, :size].astype(jnp.float32))
     log_p = jax.nn.log_softmax(jax.lax.stop_gradient(teacher)[:, :-1, :size].astype(jnp.float32))
-    weight = mask[:, 1:].astype(jnp.float32)
-    total = jnp.maximum(weight.sum() if count is None else count, 1.0)
+    weight, total = mask[:, 1:].astype(jnp.float32), jnp.maximum(count, 1.0)
     acceptance = ((1 - divergence("tvd", log_p, log_q)) * weight).sum() / total
     if k is not None:
         ids, log_p = top_k(log_p, k)
         log_q = coarsen(log_q, ids)
-    loss = (divergence(kind, log_p, log_q) * weight).sum() / total
-    return loss, {"loss": loss, "acceptance": acceptance}
+    return (divergence(kind, log_p, log_q) * weight).sum() / total, acceptance
 
 
 def draft_loss(
@@ -212,8 +207,8 @@ def draft_loss(
     mask: Int[Array, "B A J"],
     kind: BlockLoss,
     weights: Sequence[float],
-    score_teacher: Callable[[Array], Array] | None = None,
-    count: Float[Array, " J"] | None = None,
+    score_teacher: Callable[[Array], Array],
+    count: Float[Array, " J"],
 ) -> tuple[Float[Array, ""], Sums]:
     """Return the loss of blocks, the weighted mean over their places, and metrics.
 
@@ -222,7 +217,6 @@ def draft_loss(
 
     Args:
       score: Output matrix, `drafted` to logits.
-      score_teacher: The target's output matrix; None if it is the draft's too.
       drafted: The draft's hidden states, and what else its output matrix reads, each
         [B, A, J, ...].
       teacher: The target's hidden states at the same tokens.
@@ -230,8 +224,8 @@ def draft_loss(
       mask: Tokens that count, from the beginning of a block.
       kind: Loss of a token; see `block_loss`.
       weights: Weight of each of the J places.
-      count: `count_places` of the whole batch, of which these blocks may be a part; None counts
-        these.
+      score_teacher: The target's output matrix.
+      count: `count_places` of the whole batch, of which these blocks may be a part.
 
     Metrics:
       acceptance: Probability that a sampled token is accepted, sum_v min(p, q).
@@ -243,7 +237,7 @@ def draft_loss(
     @jax.checkpoint
     def step(drafted: Any, teacher: Array, labels: Array, mask: Array) -> tuple[Array, ...]:
         q = jax.nn.log_softmax(score(drafted))
-        p = jax.lax.stop_gradient(jax.nn.log_softmax((score_teacher or score)(teacher)))
+        p = jax.lax.stop_gradient(jax.nn.log_softmax(score_teacher(teacher)))
         loss, accepted = block_loss(kind, p, q, labels)
         agrees = (p.argmax(-1) == q.argmax(-1)) & (mask > 0)
         return (loss * mask).sum(), (accepted * mask).sum(), agrees
@@ -252,8 +246,6 @@ def draft_loss(
     over = drafted, teacher, labels, learned.astype(jnp.float32)
     steps = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), over)
     losses, accepted, agrees = jax.lax.map(lambda xs: step(*xs), steps)
-    tokens = count_places(labels, mask)
-    count = tokens if count is None else count
     each = losses / jnp.maximum(count, 1.0)
     weight = jnp.asarray(weights, jnp.float32) * (count > 0)
     loss = (weight * each).sum() / jnp.maximum(weight.sum(), 1e-9)
@@ -262,7 +254,7 @@ def draft_loss(
     total = jnp.maximum(count.sum(), 1.0)
     return loss, {
         "loss": loss,
-        "tokens": tokens.sum(),
+        "tokens": count_places(labels, mask).sum(),
         "accuracy": agrees.sum() / total,
         "acceptance": accepted.sum() / total,
         "tokens_per_pass": (((1 + runs) * whole).sum(), whole.sum()),

@@ -34,6 +34,8 @@ from jaxspec.typing import Array, Bool, Float, Int, Params
 
 TEACHER = "teacher"
 """Name of the teacher's parameters next to the draft's. Freeze it."""
+GAMMA = 5
+"""Most drafts of a simulated block."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,6 @@ def encode(
     )
 
 
-def score(
-    model: LanguageModel, params: Params, batch: ConversationBatch, view: View = VIEWS["M"]
-) -> Array:
-    """Return the scores [B,L,words] of a batch."""
-    return model.score(params, batch.rows, encode(model, params, batch.images), view.pool)
-
-
 def without_teacher(params: Params) -> Params:
     """Return the draft's own parameters."""
     return {name: part for name, part in params.items() if name != TEACHER}
@@ -77,7 +72,6 @@ def without_teacher(params: Params) -> Params:
 def tuning_loss(
     model: LanguageModel,
     view: View = VIEWS["M"],
-    gamma: int = 5,
     teacher: LanguageModel | None = None,
     distillation: Distillation | None = None,
     lora: Lora | None = None,
@@ -98,29 +92,16 @@ def tuning_loss(
     ) -> tuple[Float[Array, ""], Sums]:
         trained = merged(without_teacher(params), lora)
         features = encode(model, trained, batch.images)
-        filled = {"filled": batch.filled}
-        if batch.answers is not None:
-            loss, metrics = _answers_share(model, trained, batch, features, view, gamma, count)
-            return loss, metrics | filled
-        logits = model.score(trained, batch.rows, features, view.pool)
-        tokens, mask = _labels(model, batch)
-        loss, metrics = next_token_loss(logits, tokens, mask, count)
-        agree = agreement(logits, tokens)
-        if teacher is not None:
+        if teacher is None:
+            loss, sums, agree = _answers_share(model, trained, batch, features, view, count)
+        else:
             assert distillation is not None, "a teacher needs a distillation"
-            taught = jax.lax.stop_gradient(
-                teacher_logits(teacher, params[TEACHER], batch, features)
-            )
-            best = draft_indices(model.text, jnp.pad(taught.argmax(-1), ((0, 0), (1, 0)))[:, :-1])
-            if vocabulary := model.text.draft_vocabulary:
-                taught = taught[..., np.asarray(vocabulary)]
-            divergence, learned = distillation_loss(
-                logits, taught, mask, distillation.divergence, distillation.top_k, count
-            )
-            agree = agreement(logits, best)
-            loss = distillation.share * divergence + (1 - distillation.share) * loss
-            metrics |= {"divergence": divergence, "acceptance": learned["acceptance"], "loss": loss}
-        return loss, metrics | filled | {"tokens_per_pass": count_blocks(agree, batch.mask, gamma)}
+            logits = model.score(trained, batch.rows, features, view.pool)
+            taught = teacher_logits(teacher, params[TEACHER], batch, features)
+            taught = jax.lax.stop_gradient(taught)
+            loss, sums, agree = _taught_share(model, logits, taught, batch, distillation, count)
+        blocks = count_blocks(agree, batch.mask, GAMMA)
+        return loss, sums | {"filled": batch.filled, "tokens_per_pass": blocks}
 
     return Loss(share, count)
 
@@ -145,24 +126,45 @@ def _answers_share(
     batch: ConversationBatch,
     features: Float[Array, "B U P E"] | None,
     view: View,
-    gamma: int,
     count: Array,
-) -> tuple[Float[Array, ""], Sums]:
-    """Return the loss without a teacher, which scores only the slots `batch.answers`.
+) -> tuple[Float[Array, ""], Sums, Bool[Array, "B L"]]:
+    """Return the loss without a teacher, metrics, and where the draft agrees with the answers.
 
-    The scores of 400 tokens with a vocabulary of 49,152 take 79 MB.
+    It scores only the slots `batch.answers`: the scores of 400 tokens with a vocabulary of 49,152
+    take 79 MB.
     """
-    assert batch.answers is not None
+    assert batch.answers is not None, "the batch has no slots of answers"
     slots = jnp.maximum(batch.answers, 0)
     logits = model.score(params, batch.rows, features, view.pool, slots)
     labels, learned = _labels(model, batch)
-    loss, metrics = cross_entropy(logits, labels, learned, count)
+    loss, sums = cross_entropy(logits, labels, learned, count)
     rows = jnp.arange(len(slots))[:, None]
     # Padding writes past the row, so it is dropped.
     after = jnp.where(batch.answers >= 0, slots + 1, batch.mask.shape[1])
     right = logits.argmax(-1) == labels
-    agree = jnp.zeros(batch.mask.shape, bool).at[rows, after].set(right, mode="drop")
-    return loss, metrics | {"tokens_per_pass": count_blocks(agree, batch.mask, gamma)}
+    return loss, sums, jnp.zeros(batch.mask.shape, bool).at[rows, after].set(right, mode="drop")
+
+
+def _taught_share(
+    model: LanguageModel,
+    logits: Float[Array, "B L V"],
+    taught: Float[Array, "B L teacher"],
+    batch: ConversationBatch,
+    distillation: Distillation,
+    count: Array,
+) -> tuple[Float[Array, ""], Sums, Bool[Array, "B L"]]:
+    """Return the loss with a teacher, metrics, and where the draft agrees with its best tokens."""
+    tokens, mask = _labels(model, batch)
+    loss, sums = next_token_loss(logits, tokens, mask, count)
+    best = draft_indices(model.text, jnp.pad(taught.argmax(-1), ((0, 0), (1, 0)))[:, :-1])
+    if vocabulary := model.text.draft_vocabulary:
+        taught = taught[..., np.asarray(vocabulary)]
+    divergence, acceptance = distillation_loss(
+        logits, taught, mask, count, distillation.divergence, distillation.top_k
+    )
+    loss = distillation.share * divergence + (1 - distillation.share) * loss
+    sums |= {"divergence": divergence, "acceptance": acceptance, "loss": loss}
+    return loss, sums, agreement(logits, best)
 
 
 def teacher_params(
@@ -198,16 +200,17 @@ def simulated(
     model: LanguageModel,
     batches: Sequence[ConversationBatch],
     view: View = VIEWS["M"],
-    gamma: int = 5,
     lora: Lora | None = None,
 ) -> Callable[[Params], dict[str, float]]:
     """Return parameters -> {simulated_tokens_per_pass}, pooled over a target's answers."""
 
     @jax.jit
     def count(params: Params, batch: ConversationBatch) -> tuple[Array, Array]:
-        logits = score(model, merged(params, lora), batch, view)
+        draft = merged(params, lora)
+        features = encode(model, draft, batch.images)
+        logits = model.score(draft, batch.rows, features, view.pool)
         tokens = draft_indices(model.text, batch.tokens)
-        return count_blocks(agreement(logits, tokens), batch.mask, gamma)
+        return count_blocks(agreement(logits, tokens), batch.mask, GAMMA)
 
     def evaluate(params: Params) -> dict[str, float]:
         draft = jax.device_put(without_teacher(params))

@@ -24,8 +24,8 @@ from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch, TeacherRows
-from jaxspec.training.head_batches import Anchoring, HeadBatch
-from jaxspec.training.head_recipe import make_loss
+from jaxspec.training.head_batches import Anchoring, Blocks, HeadBatch
+from jaxspec.training.head_recipe import ALONE, make_loss
 from jaxspec.training.loop.batches import rows_sharding
 from jaxspec.training.loop.measured import model_flops
 from jaxspec.training.loop.step import (
@@ -56,33 +56,21 @@ class AbstractStep:
     frozen: Flat
     """The target's parameters, with the tower that both models share."""
     batch: ConversationBatch | HeadBatch
-    drafted: int
-    """Tokens that the trained parameters read."""
-    scored: int = 0
-    """Numbers of a frozen output matrix that scores them."""
+    flops: float
+    """Estimated operations of one step on all devices; see `model_flops`."""
 
     @property
     def held(self) -> dict[str, int]:
         """Return the bytes of one device during a step, by use. Activations come on top."""
         trained = self.state.params
-        parts = {
+        parts: dict[str, Any] = {
             "frozen": self.frozen,
             "trained": trained,
             "optimizer": self.state.opt_state,
             "gradient": trained,
+            "batch": self.batch,
         }
-        return {name: bytes_held(part) for name, part in (parts | {"batch": self.batch}).items()}
-
-    @property
-    def flops(self) -> float:
-        """Return the estimated operations of one step on all devices; see `model_flops`.
-
-        Scoring costs two for the target, two for the head, and two for its gradient.
-        """
-        read = model_flops({}, self.frozen, self.batch.tokens.size)
-        return (
-            read + model_flops(self.state.params, {}, self.drafted) + 6 * self.scored * self.drafted
-        )
+        return {name: bytes_held(part) for name, part in parts.items()}
 
 
 def mesh_for(devices: int, batch: int) -> AbstractMesh:
@@ -108,21 +96,22 @@ def abstract_step(
     read = partial(_blank_rows, reader, batch, length)
     if isinstance(draft, HeadConfig):
         head, anchoring = draft.for_target(target), Anchoring(min(BLOCKS, length))
-        tree, frozen = abstract_head(head), ["target", *(f"head/{part}" for part in head.fixed)]
+        tree, frozen = abstract_head(head), ["target", *(f"{ALONE}/{part}" for part in head.fixed)]
 
         def sharding_of(mesh: Any) -> Params:
             placed = head_shardings(head, tree, mesh)
-            return {"head": placed, "target": shardings(target, teacher, mesh)}
+            return {ALONE: placed, "target": shardings(target, teacher, mesh)}
 
         def blocks() -> HeadBatch:
             anchors = jnp.zeros((batch, anchoring.anchors), jnp.int32)
             spans = jnp.zeros((batch, 1, 2), jnp.int32) if head.reads_spans else None
-            return HeadBatch(read(), anchors, spans)
+            return HeadBatch(read(), {ALONE: Blocks(anchors, spans)})
 
         rows: Any = jax.eval_shape(blocks)
-        text, loss = head.text_config, make_loss(reader, head, anchoring)
-        params, drafted = {"head": tree, "target": teacher}, batch * anchoring.anchors * head.gamma
-        scored = text.scored_tokens * reader.text.hidden_size
+        text, loss = head.text_config, make_loss(reader, {ALONE: (head, anchoring)})
+        params, drafted = {ALONE: tree, "target": teacher}, batch * anchoring.anchors * head.gamma
+        # Scoring costs two for the target, two for the head, and two for its gradient.
+        scoring = 6 * text.scored_tokens * reader.text.hidden_size * drafted
     else:
         student, drafts = abstract_params(draft), LanguageModel(draft)
         frozen, shared = [TEACHER], towers_alike(target, draft)
@@ -140,7 +129,7 @@ def abstract_step(
 
         rows = jax.eval_shape(conversations)
         loss = tuning_loss(drafts, teacher=reader, distillation=Distillation("forward_kl"))
-        params, drafted, scored = {**student, TEACHER: teacher}, batch * length, 0
+        params, drafted, scoring = {**student, TEACHER: teacher}, batch * length, 0
     config = TrainConfig(steps=1, batch=batch, frozen=tuple(frozen), dtype=dtype, remat=True)
     trainable, still = partition(params, config.frozen)
     where = placed_on(mesh, params, sharding_of)
@@ -150,7 +139,8 @@ def abstract_step(
     still = jax.eval_shape(partial(in_dtype, dtype=dtype), still)
     still = at_place(still, {path: where[path] for path in still})
     rows = at_place(rows, rows_sharding(mesh))
-    return AbstractStep(make_step(loss, optimizer, config), state, still, rows, drafted, scored)
+    flops = model_flops({}, still, rows.tokens.size) + model_flops(state.params, {}, drafted)
+    return AbstractStep(make_step(loss, optimizer, config), state, still, rows, flops + scoring)
 
 
 def _blank_rows(reader: LanguageModel, batch: int, length: int) -> ConversationBatch:

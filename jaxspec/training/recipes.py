@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -75,6 +75,8 @@ class StagedRecipe:
     def __post_init__(self) -> None:
         check_numbers(0, 1, unlearned=self.unlearned)
         check_numbers(draft_vocabulary=self.draft_vocabulary)
+        if min(self.buckets, default=0) < 1:
+            raise InputError(f"buckets: {self.buckets}; give one whole number or more, from 1 up")
         evaluating = " ".join(
             f"--{stage.name}.evaluate-every {stage.train.evaluate_every}"
             for stage in self.stages
@@ -85,6 +87,15 @@ class StagedRecipe:
             raise InputError(f"held_out {self.held_out}: no stage evaluates; give {names}")
         if evaluating and not self.held_out:
             raise InputError(f"{evaluating}: no answers to evaluate on; give --held-out SET")
+
+    @property
+    def data_sets(self) -> list[str]:
+        """Return the names of all data sets that are read, each once."""
+        names = [name for stage in self.stages for name, _ in stage.data]
+        return list(dict.fromkeys([*names, self.held_out] if self.held_out else names))
+
+
+AnyRecipe = TypeVar("AnyRecipe", bound=StagedRecipe)
 
 
 def draft_words(
@@ -172,10 +183,8 @@ def stage_data(
     }
 
 
-def parse_data(
-    entries: Sequence[str], stages: tuple[Stage, ...], held_out: str = ""
-) -> tuple[tuple[Stage, ...], dict[str, Path]]:
-    """Return the stages with the data of a command line's `--data`, and the paths of data sets.
+def with_data(recipe: AnyRecipe, entries: Sequence[str]) -> tuple[AnyRecipe, dict[str, Path]]:
+    """Return a recipe with the data of a command line's `--data`, and the paths of data sets.
 
     Args:
       entries: PATH of a prepared data set for all stages, several mixed equally; or NAME=PATH, the
@@ -183,31 +192,23 @@ def parse_data(
 
     Raises InputError for a NAME that no stage reads.
     """
-    unnamed = tuple((entry, 1.0) for entry in entries if "=" not in entry)
-    if unnamed:
-        stages = tuple(replace(stage, data=unnamed) for stage in stages)
+    if unnamed := tuple((entry, 1.0) for entry in entries if "=" not in entry):
+        stages = tuple(replace(stage, data=unnamed) for stage in recipe.stages)
+        recipe = replace(recipe, stages=stages)
     paths = {
         name: local_path(path or name)
         for name, _, path in (entry.partition("=") for entry in entries)
     }
-    names = _names(stages, held_out)
     for name in paths:
-        if name not in names:
-            raise InputError(f"--data {name}: no stage reads it; {nearest(name, names)}")
-    return stages, paths
+        if name not in recipe.data_sets:
+            mend = nearest(name, recipe.data_sets)
+            raise InputError(f"--data {name}: no stage reads it; {mend}")
+    return recipe, paths
 
 
-def _names(stages: Sequence[Stage], held_out: str) -> list[str]:
-    """Return the names of all data sets that are read, each once."""
-    names = [name for stage in stages for name, _ in stage.data]
-    return list(dict.fromkeys([*names, held_out] if held_out else names))
-
-
-def open_sources(
-    stages: Sequence[Stage], data: DataSets | None, held_out: str = ""
-) -> dict[str, Sequence[Sample]]:
-    """Return the data sets that the stages read, by name."""
-    return {name: _open(name, data or {}) for name in _names(stages, held_out)}
+def open_sources(recipe: StagedRecipe, data: DataSets | None) -> dict[str, Sequence[Sample]]:
+    """Return the data sets that a recipe reads, by name."""
+    return {name: _open(name, data or {}) for name in recipe.data_sets}
 
 
 def _open(name: str, data: DataSets) -> Sequence[Sample]:

@@ -20,13 +20,14 @@ from tqdm import tqdm
 
 from jaxspec.cluster import map_over_processes, on_first, process, sole_on_first
 from jaxspec.data.samples import Sample
+from jaxspec.decoding.settings import HOTTEST
 from jaxspec.engine.engine import Engine, Request
 from jaxspec.engine.requests import nth_seed
-from jaxspec.errors import InputError, check_counts, check_seed
+from jaxspec.errors import InputError, check_counts, check_numbers, check_seed
 from jaxspec.files import write_text, writing
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.placeholders import PLACEHOLDER
-from jaxspec.training.loop.signatures import content_of
+from jaxspec.training.loop.signatures import check_unchanged
 
 Folder = Path | epath.Path | str
 """A local folder, or an address such as gs://bucket/answers."""
@@ -53,6 +54,7 @@ class Regeneration:
 
     def __post_init__(self) -> None:
         check_counts(samples=self.samples, max_new_tokens=self.max_new_tokens, chunk=self.chunk)
+        check_numbers(0, HOTTEST, temperature=self.temperature)
         check_seed(self.seed)
 
     @property
@@ -127,22 +129,19 @@ def regenerated(
             yield replace(sample, turns=tuple(map(tuple, turns)), images=sample.images[:count])
 
 
-def losses(work: Regeneration, folder: Folder) -> dict[str, int]:
-    """Return the numbers of conversations that were refused, and cut at a too long answer."""
-    counts = {"refused": 0, "cut": 0}
+def losses(work: Regeneration, folder: Folder) -> tuple[dict[str, int], str]:
+    """Count the conversations that were refused, and those cut at a too long answer.
+
+    Also return a line of both, the commonest reason of a refusal, and the folder.
+    """
+    reasons, cut = Counter[str](), 0
     for row in _rows(work, folder):
-        counts["refused"] += row["refused"] is not None
-        counts["cut"] += row["cut"] is not None
-    return counts
-
-
-def losses_summary(work: Regeneration, folder: Folder) -> str:
-    """Return the numbers of `losses`, the commonest reason of a refusal, and the folder."""
-    counts = losses(work, folder)
-    reasons = Counter(row["refused"] for row in _rows(work, folder) if row["refused"])
+        reasons.update([row["refused"]] if row["refused"] else [])
+        cut += row["cut"] is not None
+    refused = reasons.total()
     first = "".join(f", such as: {reason}" for reason, _ in reasons.most_common(1))
-    cut = f"{counts['cut']} cut at {work.max_new_tokens} tokens"
-    return f"{counts['refused']} were refused and {cut}{first} ({folder} has all)"
+    counted = f"{refused} were refused and {cut} cut at {work.max_new_tokens} tokens"
+    return {"refused": refused, "cut": cut}, f"{counted}{first} ({folder} has all)"
 
 
 def _rows(work: Regeneration, folder: Folder) -> Iterator[dict[str, Any]]:
@@ -153,13 +152,9 @@ def _rows(work: Regeneration, folder: Folder) -> Iterator[dict[str, Any]]:
 def _claim(folder: epath.Path, work: Regeneration) -> None:
     path, new = folder / "work.json", asdict(work)
     if path.exists():
-        old = json.loads(path.read_text())
-        for name, value in new.items():
-            if content_of(old.get(name)) != content_of(value):
-                raise InputError(
-                    f"{folder}: holds answers of {name} {old.get(name)!r}, but now it is "
-                    f"{value!r}; go on with that, or give another name"
-                )
+        written = json.loads(path.read_text())
+        old = {name: written.get(name) for name in new}
+        check_unchanged(old, new, f"{folder}: holds answers of", "give another name")
     _write(path, json.dumps(new, indent=1) + "\n")
 
 

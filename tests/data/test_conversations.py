@@ -294,6 +294,8 @@ def test_fewer_images_are_the_first_where_their_marks_were() -> None:
     leading = replace(sample, turns=(("<image>\n<image>\nSame?", "No."),))
     assert with_few_images(leading, 1).turns[0][0] == "<image>\nSame?"
     assert with_few_images(leading, 0).turns[0][0] == "Same?"
+    later = replace(leading, turns=(("Sum?", "1"), *leading.turns))
+    assert [question for question, _ in with_few_images(later, 0).turns] == ["Sum?", "Same?"]
 
 
 @pytest.mark.parametrize("samples", [0, -3])

@@ -105,3 +105,16 @@ def test_what_is_not_there_is_one_line(place: str, message: str, folder: Path) -
     with pytest.raises(InputError, match=message) as caught:
         evaluation_set("gsm8k", data={"gsm8k": Path(f"tfds:{name}")})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json", "my_book-train.*"])
+def test_prepared_data_that_are_damaged_are_one_line(name: str, tmp_path: Path) -> None:
+    place = prepare("my_book", tmp_path, [*Picturebook(size=3)])
+    (file,) = place.glob(name)
+    content = file.read_bytes()
+    for damaged in (b"", content[: len(content) // 2], b"{" * len(content)):
+        file.write_bytes(damaged)
+        with pytest.raises(
+            InputError, match=r"data .*: cannot be read \(.*; remove it and prepare it again"
+        ):
+            list(Prepared(place))

@@ -184,11 +184,12 @@ def test_the_target_loads_without_its_head(target: LoadedModel) -> None:
 
 def test_it_learns_what_its_target_says() -> None:
     """Its loss falls, as a recipe's would: one step of the loss is every kind's."""
-    config, anchoring = MtpConfig.of_target(tiny.CONFIG, gamma=J), Anchoring(4)
+    config = MtpConfig.of_target(tiny.CONFIG, gamma=J)
+    heads = {"head": (config, Anchoring(4))}
     target = jax.tree.map(jnp.asarray, tiny.random_params(tiny.CONFIG))
-    batch = jax.tree.map(jnp.asarray, HeadBatches(batches("M"), config, anchoring)(1))
+    batch = jax.tree.map(jnp.asarray, HeadBatches(batches("M"), heads)(1))
     head = init_head(config, text_params(tiny.CONFIG, target), jax.random.key(0))
-    loss_fn, rule = make_loss(MODEL.model, config, anchoring), optax.adam(1e-2)
+    loss_fn, rule = make_loss(MODEL.model, heads), optax.adam(1e-2)
 
     @jax.jit
     def step(head: Params, state: Any) -> tuple[Params, Any, jax.Array]:

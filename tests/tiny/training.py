@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
+from jaxspec.heads.config import HeadConfig
 from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import shardings
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.conversations import ConversationBatch
+from jaxspec.training.conversations import ConversationBatch, slots_before
+from jaxspec.training.head_recipe import ALONE, HeadRecipe, train_heads
+from jaxspec.training.loop.batches import own_rows
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.objectives import tuning_loss
+from jaxspec.training.recipes import DataSets, Run
 from jaxspec.typing import Params
 from tests.tiny.models import random_params
 
@@ -64,7 +68,8 @@ def batch(step: int) -> ConversationBatch:
     sources = np.where(tokens == IMAGE, np.arange(WIDTH) - 1, TEXT)[..., None].astype(np.int32)
     pixels = rng.normal(size=(BATCH, 1, 8, 8, 3)).astype(np.float32)
     numbers = np.arange(BATCH, dtype=np.uint32)
-    return ConversationBatch(PromptRows(tokens, length, sources), mask, {"pixels": pixels}, numbers)
+    rows, answers = PromptRows(tokens, length, sources), slots_before(mask)
+    return ConversationBatch(rows, mask, {"pixels": pixels}, numbers, answers=answers)
 
 
 def params() -> Params:
@@ -76,10 +81,17 @@ def train(stage: TrainConfig, directory: Path, batches: Any = batch) -> Params:
         stage,
         params(),
         tuning_loss(LanguageModel(CONFIG)),
-        batches,
+        own_rows(batches, stage.make_mesh()),
         directory,
         sharding_of=partial(shardings, CONFIG, params()),
     )
+
+
+def train_head(
+    recipe: HeadRecipe, directory: Path, data: DataSets | None = None, run: Run = fit
+) -> tuple[HeadConfig, Params]:
+    """Return the configuration and the parameters of one recipe's head."""
+    return train_heads({ALONE: recipe}, directory, data, run)[ALONE]
 
 
 def metrics(directory: Path) -> list[dict[str, float]]:

@@ -24,7 +24,7 @@ from jaxspec.prompts.views import parse_view
 from jaxspec.sharding import make_mesh, on_mesh
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch
-from jaxspec.training.head_batches import Anchoring, HeadBatch, HeadBatches, draw_anchors
+from jaxspec.training.head_batches import Anchoring, Blocks, HeadBatch, HeadBatches, draw_anchors
 from jaxspec.training.head_recipe import make_loss
 from jaxspec.training.loop.batches import rows_sharding
 from jaxspec.training.loop.step import gradient, partition
@@ -76,11 +76,10 @@ def headed(kind: str, loss: BlockLoss, rows: int) -> Case:
     config, params = HEADS[kind](target), tiny.random_params(target)
     if not text:
         config = replace(config, text_config=replace(config.text_config, draft_vocabulary=WORDS))
-    batch = (
-        talk(rows, anchoring) if text else HeadBatches(batches(batch=rows), config, anchoring)(1)
-    )
+    heads = {"head": (config, anchoring)}
+    batch = talk(rows, anchoring) if text else HeadBatches(batches(batch=rows), heads)(1)
     head = init_head(config, text_params(target, params), jax.random.key(0))
-    made = make_loss(LanguageModel(target), config, anchoring)
+    made = make_loss(LanguageModel(target), heads)
     return made, {"head": head, "target": params}, "target", batch
 
 
@@ -93,7 +92,8 @@ def talk(rows: int, anchoring: Anchoring) -> HeadBatch:
     prompts = PromptRows(tokens, np.full(rows, 16))  # type: ignore[arg-type]
     whole = ConversationBatch(prompts, mask, {}, numbers)
     draws = (np.random.default_rng(row) for row in range(rows))
-    return HeadBatch(whole, draw_anchors(mask, anchoring.anchors, draws), None)
+    blocks = Blocks(draw_anchors(mask, anchoring.anchors, draws), None)
+    return HeadBatch(whole, {"head": blocks})
 
 
 CASES: dict[str, Callable[[int], Case]] = {

@@ -27,13 +27,14 @@ from jaxspec.models.layers import apply
 from jaxspec.publishing.export import export
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.head_batches import Anchoring
-from jaxspec.training.head_recipe import HeadRecipe, train_head
+from jaxspec.training.head_recipe import HeadRecipe
 from jaxspec.training.recipes import Stage
 from jaxspec.typing import Params
 from tests import tiny
 from tests.decoding.test_assistant import FULL, SHARED, SLIDING, TEXT, J, engine, pair, requests
 from tests.tiny import training
 from tests.tiny.assistant_reference import draft as reference
+from tests.tiny.training import train_head
 from tests.training.test_kv_head import check_loss
 
 HEAD: dict[str, Any] = {"feature": "assistant", "layers": 3, "width": 32, "gamma": J}

@@ -27,7 +27,7 @@ from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.losses import mean_of_rows
-from jaxspec.training.reading import iterate
+from jaxspec.training.reading import CountedBatches
 from tests import tiny
 from tests.tiny import Talk
 
@@ -233,20 +233,20 @@ def test_too_many_rows_that_teach_nothing_end_the_run(
     rows[7] = replace(rows[7], turns=(("Long?" * 20, "No."),), images=())
     monkeypatch.setattr(reading, "SURE", 40)
     one = batches(samples=mixture([(rows, 1.0)], 0), batch=1, buckets=(64,))
-    allowed = iterate(one, 120, limit=0.05)
-    assert sum(1 for _ in range(120) if next(allowed)) == 120
+    allowed = CountedBatches(one, 120, limit=0.05)
+    assert all(map(allowed, range(120)))
     allowed.close()
     capsys.readouterr()
     half = [row if i % 2 else rows[7] for i, row in enumerate(rows)]
     cut = batches(samples=mixture([(half, 1.0)], 0), buckets=(64,))
-    made = iterate(cut, 2 * GROUP, limit=0.02)
-    for _ in range(40 // 4 - 1):
-        next(made)
+    made = CountedBatches(cut, 2 * GROUP, limit=0.02)
+    for step in range(40 // 4 - 1):
+        made(step)
     with pytest.raises(
         InputError,
         match=r"taught nothing.*give longer --buckets.*or let more than 2% be with --unl",
     ):
-        next(made)
+        made(40 // 4 - 1)
     made.close()
     assert capsys.readouterr().err == ""  # the error is reported once
 
@@ -268,30 +268,24 @@ def test_a_run_that_ended_because_of_rows_that_teach_nothing_goes_on(
     made = batches(samples=mixture([(rows, 1.0)], 0), buckets=(64,))
     steps = TrainConfig(steps=8, batch=4, warmup=0, save_every=2, mesh=MeshConfig(data=1))
     start = {"scale": np.zeros(1, np.float32)}
-    straight = fit(steps, start, loss, iterate(made, 8), tmp_path / "straight")
+    straight = fit(steps, start, loss, CountedBatches(made, 8), tmp_path / "straight")
     with pytest.raises(InputError, match="taught nothing"):
-        fit(steps, start, loss, iterate(made, 8, limit=0.02), tmp_path / "cut")
+        fit(steps, start, loss, CountedBatches(made, 8, limit=0.02), tmp_path / "cut")
     saved = [int(path.name) for path in (tmp_path / "cut" / "checkpoints").iterdir()]
     assert 0 < max(saved) < 8
-    read = iterate(made, 8, limit=0.6)
+    read = CountedBatches(made, 8, limit=0.6)
     ended = fit(steps, start, loss, read, tmp_path / "cut")
     np.testing.assert_array_equal(ended["scale"], straight["scale"])
     assert read._read == 4 * (8 - max(saved))
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_iterator_goes_on_where_it_stopped(packing: bool) -> None:
+def test_batches_that_are_made_ahead_are_those_of_their_steps(packing: bool) -> None:
+    """Also those that a later run begins with."""
     made = partial(batches, packing=packing)
     straight = [made()(step) for step in range(20)]
-    first = iterate(made(), 20)
-    for step in range(11):
-        same(next(first), straight[step])
-    again = iterate(made(), 20)
-    again.set_state(first.get_state())
-    for step in range(11, 20):
-        same(next(again), straight[step])
-    with pytest.raises(StopIteration):
-        next(again)
-    longer = iterate(made(), 21)  # a run of more steps goes on from the end of a shorter one
-    longer.set_state(again.get_state())
-    same(next(longer), made()(20))
+    for steps in (range(11), range(11, 20)):
+        ahead = CountedBatches(made(), 20)
+        for step in steps:
+            same(ahead(step), straight[step])
+        ahead.close()

@@ -78,11 +78,10 @@ def test_losses(view: str, distillation: Distillation | None, loss: float) -> No
 @pytest.mark.parametrize(("loss", "value"), [("kl", 1.008160), ("ce", 5.129524)])
 def test_kv_heads(loss: Any, value: float) -> None:
     config, anchoring = KVHeadConfig.of_target(tiny.CONFIG, image_slots=1), Anchoring(3, loss)
-    batch = HeadBatches(batches("M"), config, anchoring, seed=5)(1)
+    heads = {"head": (config, anchoring)}
+    batch = HeadBatches(batches("M"), heads, seed=5)(1)
     bare = batch.replace(conversations=batch.conversations.replace(answers=None))
     assert checksum(bare) == 3738433117
     head = init_head(config, text_params(tiny.CONFIG, TEACHER), jax.random.key(0))
-    found, _ = jax.jit(make_loss(MODEL.model, config, anchoring))(
-        {"head": head, "target": TEACHER}, batch
-    )
+    found, _ = jax.jit(make_loss(MODEL.model, heads))({"head": head, "target": TEACHER}, batch)
     assert float(found) == pytest.approx(value, rel=1e-4)

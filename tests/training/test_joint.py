@@ -14,8 +14,9 @@ from jaxspec.heads.loading import load_head
 from jaxspec.publishing.history import training_facts
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.head_batches import Anchoring
-from jaxspec.training.head_recipe import HeadRecipe, train_head, train_heads
+from jaxspec.training.head_recipe import HeadRecipe, train_heads
 from tests.tiny import training
+from tests.tiny.training import train_head
 from tests.training import child
 from train import recipe as script
 from train.setup import begin, own_output
@@ -112,6 +113,20 @@ def test_a_head_whose_name_would_freeze_it_is_refused(tmp_path: Path) -> None:
     made = recipes(tmp_path)
     with pytest.raises(InputError, match="target_kv: begins with 'target', whose parameters stay"):
         train_heads({"eagle": made["eagle"], "target_kv": made["kv"]}, tmp_path)
+
+
+def test_the_command_refuses_recipes_whose_stages_differ(tmp_path: Path) -> None:
+    """Heads that learn together would all have learned by the first one's."""
+    for name, steps in (("one", 2), ("two", 3)):
+        (tmp_path / f"{name}.py").write_text(
+            "from dataclasses import replace\n"
+            "from tests.training.child import HEAD, HEAD_STAGE\n"
+            f"stage = replace(HEAD.stages[0], train=replace(HEAD_STAGE, steps={steps}))\n"
+            "config = replace(HEAD, stages=(replace(stage, name='learn'),))\n"
+        )
+    names = [str(tmp_path / "one.py"), str(tmp_path / "two.py")]
+    with pytest.raises(InputError, match="one and two: differ in stages"):
+        script.main([*names, "--runs", str(tmp_path / "runs")])
 
 
 def test_two_recipes_of_one_name_are_refused() -> None:

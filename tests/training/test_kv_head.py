@@ -30,14 +30,15 @@ from jaxspec.models.language_model import LanguageModel
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch
 from jaxspec.training.head_batches import Anchoring, HeadBatches, KeptReadings, draw_anchors
-from jaxspec.training.head_recipe import make_loss, read_target, train_head
+from jaxspec.training.head_recipe import make_loss, read_target
 from jaxspec.training.loop.dry import dry_run
-from jaxspec.training.losses import BlockLoss, block_loss, draft_loss, metrics_of
+from jaxspec.training.losses import BlockLoss, block_loss, count_places, draft_loss, metrics_of
 from jaxspec.training.recipes import stage_data
 from tests import tiny
 from tests.tiny import families, training
 from tests.tiny.dflash_reference import draft as dflash
 from tests.tiny.eagle_reference import draft as reference
+from tests.tiny.training import train_head
 from tests.training import child
 from tests.training.test_conversations import batches, joined, same
 
@@ -71,15 +72,17 @@ def test_processes_share_a_batch_with_its_anchors() -> None:
     """Also where a row has more images than there is room for, and counts nothing."""
     config = KVHeadConfig.of_target(tiny.CONFIG, image_slots=1)
     whole, *parts = (
-        HeadBatches(batches(tile_buckets=(1,), process=process), config, Anchoring(anchors=3))
+        HeadBatches(
+            batches(tile_buckets=(1,), process=process), {"head": (config, Anchoring(anchors=3))}
+        )
         for process in ((0, 1), (0, 2), (1, 2))
     )
     drawn = images = 0
     for step in range(GROUP):
         made, halves = whole(step), [part(step) for part in parts]
         same(made, joined(*halves))
-        drawn += (made.anchors >= 0).sum()
-        images += (made.spans[..., 1] > 0).sum()
+        drawn += (made.blocks["head"].anchors >= 0).sum()
+        images += (made.blocks["head"].spans[..., 1] > 0).sum()
     assert drawn
     assert images
 
@@ -98,7 +101,9 @@ def test_the_loss_is_the_weighted_mean_of_the_steps(kind: BlockLoss, outside: bo
     if outside:
         labels[0, 0, 2] = -1
     weights = np.asarray([1, 0.5, 0.25, 0.125])
-    loss, sums = draft_loss(lambda x: x @ output, drafted, teacher, labels, mask, kind, weights)
+    count = count_places(labels, mask)
+    blocks = drafted, teacher, labels, mask, kind, weights
+    loss, sums = draft_loss(lambda x: x @ output, *blocks, lambda x: x @ output, count)
     metrics = metrics_of(sums)
     if outside:
         mask[0, 0, 2:] = 0
@@ -188,15 +193,17 @@ def check_loss(
     rows = PromptRows(tokens, np.full(2, 12), rotary=rotary)
     whole = ConversationBatch(rows, mask, None, np.arange(2, dtype=np.uint32))
     # type: ignore[arg-type]
-    batch = HeadBatches(Given(whole, np.full((2, 12), -1)), config, anchoring, seed=1)(0)
-    loss_fn = jax.jit(jax.value_and_grad(make_loss(target, config, anchoring), has_aux=True))
+    heads = {"head": (config, anchoring)}
+    batch = HeadBatches(Given(whole, np.full((2, 12), -1)), heads, seed=1)(0)
+    loss_fn = jax.jit(jax.value_and_grad(make_loss(target, heads), has_aux=True))
     (loss, _), gradient = loss_fn({"target": params, "head": head}, batch)
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradient["head"]))
 
     reader = jax.jit(read_target, static_argnums=(0, 3))
     (read,) = jax.tree.map(np.asarray, reader(target, params, whole, config))
     sums, counts = np.zeros(3), np.zeros(3)
-    for b, anchor in [(row, one) for row in range(2) for one in batch.anchors[row] if one >= 0]:
+    anchors = batch.blocks["head"].anchors
+    for b, anchor in [(row, one) for row in range(2) for one in anchors[row] if one >= 0]:
         losses = scored(read, tokens, b, anchor)
         for step in range(3):
             if anchor + step + 1 >= 12 or not mask[b, anchor : anchor + step + 2].all():

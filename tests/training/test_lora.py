@@ -19,7 +19,8 @@ from jaxspec.loading.models import LoadedModel
 from jaxspec.models.lora import LORA, Lora, init_lora, merged
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.draft_recipe import Recipe, adapter_base, start_draft, train_draft
-from jaxspec.training.objectives import tuning_loss
+from jaxspec.training.losses import agreement, count_blocks, metrics_of, next_token_loss
+from jaxspec.training.objectives import GAMMA, encode, tuning_loss
 from jaxspec.training.recipes import Stage
 from tests import tiny
 from tests.training.test_conversations import MODEL
@@ -44,7 +45,15 @@ def test_answers_alone_are_scored() -> None:
     assert batch.answers.shape[1] < batch.mask.shape[1]
     step = jax.jit(jax.value_and_grad(tuning_loss(MODEL.model), has_aux=True))
     (loss, metrics), gradient = step(STUDENT, batch)
-    (whole, expected), full = step(STUDENT, batch.replace(answers=None))
+
+    def of_all_scores(params: Any) -> Any:
+        logits = MODEL.model.score(params, batch.rows, encode(MODEL.model, params, batch.images))
+        count = np.float32(batch.mask[:, 1:].sum())
+        loss, sums = next_token_loss(logits, batch.tokens, batch.mask, count)
+        blocks = count_blocks(agreement(logits, batch.tokens), batch.mask, GAMMA)
+        return loss, metrics_of(sums | {"filled": batch.filled, "tokens_per_pass": blocks})
+
+    (whole, expected), full = jax.jit(jax.value_and_grad(of_all_scores, has_aux=True))(STUDENT)
     assert float(loss) == pytest.approx(float(whole), rel=1e-6)
     assert {name: float(value) for name, value in metrics.items()} == pytest.approx(
         {name: float(value) for name, value in expected.items()}, rel=1e-6

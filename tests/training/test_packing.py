@@ -24,7 +24,7 @@ from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches
 from jaxspec.training.draft_recipe import Recipe
 from jaxspec.training.head_batches import Anchoring, HeadBatches
-from jaxspec.training.head_recipe import HeadRecipe, make_loss, train_head
+from jaxspec.training.head_recipe import HeadRecipe, make_loss
 from jaxspec.training.loop.step import gradient, partition
 from jaxspec.training.losses import Loss
 from jaxspec.training.objectives import Distillation, tuning_loss
@@ -34,6 +34,7 @@ from tests.decoding.test_assistant import TEXT
 from tests.decoding.test_width import HEADS
 from tests.tiny import Talk
 from tests.tiny.families import FAMILIES, SQUARES
+from tests.tiny.training import train_head
 from tests.training.test_conversations import joined, same
 
 LENGTHS = {"buckets": (96, 160), "tile_buckets": (0, 2, 4, 16)}
@@ -65,7 +66,7 @@ def packed(model: LoadedModel, view: str = "M", **fields: Any) -> ConversationBa
 
 def apart(rows: ConversationBatches, monkeypatch: pytest.MonkeyPatch) -> ConversationBatches:
     """Return batches of a step's conversations, each in a row of its own."""
-    talks = [(talk,) for row in rows._rows(STEP).rows for talk in row]
+    talks = [(talk,) for row in rows._rows(STEP) for talk in row]
     assert len(talks) > rows.rows
     monkeypatch.setattr(conversations, "_group", lambda *_: GROUP * talks)
     return replace(rows, packing=False, batch=len(talks))
@@ -142,24 +143,25 @@ def test_a_head_learns_the_same_of_packed_rows(kind: str, monkeypatch: pytest.Mo
         model = LoadedModel(TEXT, {}, tiny.chat_tokenizer(), None)
     config, params = HEADS[kind](model.config), tiny.random_params(model.config)
     rows = packed(model, "T", samples=Texts()) if kind == "assistant" else packed(model)
-    batch = HeadBatches(rows, config, Anchoring(3))(STEP)
-    assert (batch.anchors >= 0).sum() > 3 * rows.rows
+    heads = {"head": (config, Anchoring(3))}
+    batch = HeadBatches(rows, heads)(STEP)
+    packed_anchors = batch.blocks["head"].anchors
+    assert (packed_anchors >= 0).sum() > 3 * rows.rows
     prompts = batch.conversations.rows
     alone = apart(rows, monkeypatch)
-    theirs = HeadBatches(alone, config, Anchoring(3))(STEP)
-    anchors = np.full((alone.batch, batch.anchors.shape[1]), -1, np.int32)
+    theirs = HeadBatches(alone, heads)(STEP)
+    anchors = np.full((alone.batch, packed_anchors.shape[1]), -1, np.int32)
     number = -1
-    for row, starts, length in zip(batch.anchors, prompts.first, prompts.length, strict=True):
+    for row, starts, length in zip(packed_anchors, prompts.first, prompts.length, strict=True):
         for start in np.unique(starts[:length]):
             number += 1
             own = row[(row >= 0) & (starts[row] == start)]
             anchors[number, : len(own)] = own - start
     assert number == alone.batch - 1
     head = init_head(config, text_params(model.config, params), jax.random.key(0))
-    loss = make_loss(LanguageModel(model.config), config, Anchoring(3))
-    check(
-        loss, {"head": head, "target": params}, ("target",), batch, theirs.replace(anchors=anchors)
-    )
+    loss = make_loss(LanguageModel(model.config), heads)
+    blocks = {"head": theirs.blocks["head"].replace(anchors=anchors)}
+    check(loss, {"head": head, "target": params}, ("target",), batch, theirs.replace(blocks=blocks))
 
 
 class Mixture(Talk):
@@ -188,10 +190,10 @@ def test_nine_tenths_of_the_slots_are_filled(batch: int) -> None:
         tokens, slots = zip(*(each.filled(step) for step in range(GROUP)), strict=True)
         shares.append(sum(tokens) / sum(slots))
     assert shares[0] >= 0.9 > shares[1]
-    made = rows._rows(0)
-    talks = [talk for row in made.alike for talk in row]
+    made = rows._group(0)
+    talks = [talk for row in made for talk in row]
     assert len(talks) == len({id(talk) for talk in talks}) == GROUP * batch
-    tiles = [sum(talk.forms[0].tiles for talk in row) for row in made.alike]
+    tiles = [sum(talk.forms[0].tiles for talk in row) for row in made]
     assert max(tiles) <= 1.5 * np.mean(tiles)
 
 

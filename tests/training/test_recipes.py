@@ -27,7 +27,7 @@ from jaxspec.training.draft_recipe import Recipe, start_draft, train_draft
 from jaxspec.training.loop.dry import dry_run
 from jaxspec.training.loop.step import make_optimizer, partition
 from jaxspec.training.objectives import Distillation
-from jaxspec.training.recipes import Stage, parse_data
+from jaxspec.training.recipes import Stage, StagedRecipe, with_data
 from picturebook.training import Picturebook
 from tests import tiny
 from tests.tiny import Talk, families
@@ -340,14 +340,19 @@ def test_the_command_line_chooses_what_it_names() -> None:
 
 
 def test_data_that_is_named() -> None:
-    stages, places = parse_data(("talk=/a", "x=/b"), (FIRST,), held_out="x")
-    assert stages == (FIRST,)
+    tested = replace(FIRST, train=replace(ALIGN, evaluate_every=1))
+    made = StagedRecipe(target="", stages=(tested, SECOND), buckets=(8,), held_out="x")
+    read, places = with_data(made, ("talk=/a", "x=/b"))
+    assert read == made
     assert places == {"talk": Path("/a"), "x": Path("/b")}
-    stages, places = parse_data(("/c", "/d"), (FIRST, SECOND))
-    assert [stage.data for stage in stages] == [(("/c", 1.0), ("/d", 1.0))] * 2
+    read, places = with_data(made, ("/c", "/d"))
+    assert [stage.data for stage in read.stages] == [(("/c", 1.0), ("/d", 1.0))] * 2
     assert places == {"/c": Path("/c"), "/d": Path("/d")}
+    for buckets in ((), (-8, 8)):
+        with pytest.raises(InputError, match=r"buckets: .*; give one whole number or more"):
+            replace(made, buckets=buckets)
     with pytest.raises(InputError, match="--data tlk: no stage reads it; did you mean 'talk'"):
-        parse_data(("tlk=/nowhere",), (FIRST, SECOND))
+        with_data(made, ("tlk=/nowhere",))
 
 
 DRAFTS = [

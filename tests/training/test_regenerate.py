@@ -18,7 +18,6 @@ from jaxspec.errors import InputError
 from jaxspec.training.regenerate import (
     Regeneration,
     losses,
-    losses_summary,
     regenerate,
     regenerated,
 )
@@ -173,7 +172,13 @@ def test_what_the_target_cannot_be_asked_is_told(engine: Engine, tmp_path: Path)
     rows = [json.loads(line) for line in chunks(tmp_path)[0].splitlines()]
     assert rows[0]["refused"] is None
     assert "over the" in rows[1]["refused"]
-    assert losses(replace(WORK, samples=2), tmp_path)["refused"] == 1
-    summary = losses_summary(replace(WORK, samples=2), tmp_path)
+    counts, summary = losses(replace(WORK, samples=2), tmp_path)
+    assert counts == {"refused": 1, "cut": 1}
     assert summary.startswith("1 were refused and 1 cut at ")
     assert f"such as: {rows[1]['refused']} ({tmp_path} has all)" in summary
+
+
+def test_a_temperature_that_no_request_has_is_refused_before_any_answer() -> None:
+    """Otherwise every conversation would be refused, and the folder would hold that."""
+    with pytest.raises(InputError, match=r"temperature: -1\.0; give a number from 0"):
+        replace(WORK, temperature=-1.0)

@@ -18,9 +18,9 @@ from jaxspec.heads.loading import load_head, save_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.draft_recipe import Recipe, train_draft
-from jaxspec.training.head_recipe import train_head
 from jaxspec.training.recipes import Stage
 from tests import tiny
+from tests.tiny.training import train_head
 from tests.training import child
 from train import distill_data, prepare
 

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.checkpoints.orbax import _json_checksum
 from jaxspec.errors import Diverged, InputError
 from jaxspec.models.lora import Lora
 from jaxspec.training.config import MeshConfig, TrainConfig
@@ -77,43 +78,22 @@ def test_learns_freezes_and_logs(tmp_path):
     assert log[-1]["loss"] < 0.1 * log[0]["loss"]
 
 
-@dataclass
-class Counting:
-    """An iterator with a state like Grain's, which remembers its batches."""
-
-    place: int = 0
-
-    def __post_init__(self):
-        self.given = []
-
-    def __next__(self):
-        self.given.append(self.place)
-        self.place += 1
-        return batches(self.place - 1)
-
-    def get_state(self):
-        return {"next_index": self.place}
-
-    def set_state(self, state):
-        self.place = state["next_index"]
-
-
-def test_an_iterator_goes_on_where_its_batches_were_used(tmp_path):
-    """It has read ahead of the last checkpoint, and is put back to it."""
-
-    class Dies(Counting):
-        def __next__(self):
-            if self.place == 5:
-                raise KeyboardInterrupt
-            return super().__next__()
-
+def test_a_run_goes_on_with_the_batches_of_its_next_steps(tmp_path):
+    """It has read ahead of the last checkpoint. Those of older releases also hold a position."""
     straight = fit(STAGE, params(), loss_fn, batches, tmp_path / "straight")
     with pytest.raises(KeyboardInterrupt):
-        fit(STAGE, params(), loss_fn, Dies(), tmp_path / "cut")
-    resumed = Counting()
-    ended = fit(STAGE, params(), loss_fn, resumed, tmp_path / "cut")
-    assert resumed.given == list(range(resumed.given[0], 6))
-    assert resumed.given[0] in (2, 4)
+        fit(STAGE, params(), loss_fn, dies_at(5), tmp_path / "cut")
+    for file in (tmp_path / "cut" / "checkpoints").glob("*/data/metadata"):
+        saved = json.loads(file.read_text())
+        del saved["sum"]
+        saved["processes"] = [{"next_index": int(file.parts[-3])}]
+        file.write_text(json.dumps(saved | {"sum": _json_checksum(saved)}))
+    seen = []
+    ended = fit(
+        STAGE, params(), loss_fn, lambda step: seen.append(step) or batches(step), tmp_path / "cut"
+    )
+    assert seen == list(range(seen[0], 6))
+    assert seen[0] in (2, 4)
     np.testing.assert_array_equal(ended["line"]["kernel"], straight["line"]["kernel"])
 
 
@@ -222,6 +202,8 @@ def test_rates_by_path(tmp_path):
         ({"rates": (("head", 2.0),)}, "rates: 'head' matches no parameter; known: line"),
         ({"tensorboard": True}, "tensorboard: tensorboardX is not installed"),
         ({"clip": 0.0}, "clip: 0 leaves no gradient; give a number above 0"),
+        ({"frozen": ("[a",)}, r"frozen: '\[a' is no regular expression \(.*\); mend it"),
+        ({"rates": (("*", 1.0),)}, r"rates: '\*' is no regular expression"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message, tmp_path, monkeypatch):

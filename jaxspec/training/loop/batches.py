@@ -1,4 +1,4 @@
-"""Feed batches to the devices: a thread reads ahead, and the position can be saved.
+"""Feed batches to the devices: a thread makes them ahead.
 
 A batch is any pytree of arrays whose first axis is its rows.
 """
@@ -8,91 +8,44 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jaxspec.errors import InputError
 from jaxspec.sharding import MESH_AXES
 
-Batch = TypeVar("Batch")
-Made = TypeVar("Made", covariant=True)
+Batches = Callable[[int], Any]
+"""Makes this process's rows of a step's batch; called with one step after the other. All processes
+make arrays of the same shapes."""
 DEPTH = 4
 """Batches on the mesh that are read ahead."""
 
 
-class BatchIterator(Protocol[Made]):
-    """Iterate over this process's rows of each batch, with a position in the stream, as Grain does.
-
-    The position is JSON and the same in all processes (a count of batches, say), so a run may go on
-    with another number of processes. All processes give arrays of the same shapes.
-    """
-
-    def __next__(self) -> Made: ...
-    def get_state(self) -> Any: ...
-    def set_state(self, state: Any) -> None: ...
+def own_rows(batches: Batches, mesh: Mesh) -> Batches:
+    """Return this process's rows of batches that a function makes whole."""
+    part, parts = process_share(mesh)
+    return lambda step: jax.tree.map(lambda x: np.array_split(x, parts)[part], batches(step))
 
 
-@dataclass
-class StepBatches(Generic[Batch]):
-    """Iterate over a function of the step that makes whole batches. The position is the step."""
+def read_ahead(batches: Batches, steps: range, mesh: Mesh) -> Generator[Any, None, None]:
+    """Yield the batches of the steps on the mesh; a thread makes up to `DEPTH` of them ahead."""
+    rows = rows_sharding(mesh)
 
-    batch_fn: Callable[[int], Batch]
-    share: tuple[int, int] = (0, 1)
-    """(i, n): this process takes the i-th of n equal parts of the rows."""
-    step: int = 0
+    def place(step: int) -> Any:
+        batch = batches(step)
+        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), batch)
 
-    def __next__(self) -> Batch:
-        part, parts = self.share
-        batch = self.batch_fn(self.step)
-        self.step += 1
-        return jax.tree.map(lambda values: np.array_split(values, parts)[part], batch)
-
-    def get_state(self) -> dict[str, int]:
-        return {"step": self.step}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        self.step = state["step"]
-
-
-def as_iterator(
-    batches: BatchIterator[Batch] | Callable[[int], Batch], mesh: Mesh
-) -> BatchIterator[Batch]:
-    """Return an iterator as it is, or the iterator over a function of the step."""
-    if callable(batches):
-        return StepBatches(batches, process_share(mesh))
-    return batches
-
-
-def read_ahead(
-    batches: BatchIterator[Batch], count: int, mesh: Mesh
-) -> Generator[tuple[Batch, Any], None, None]:
-    """Yield the next `count` batches on the mesh, each with the iterator's position after it.
-
-    A thread reads up to `DEPTH` batches ahead; each position belongs to the batch next to it.
-    """
     pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:
-        ahead = deque(pool.submit(_read, batches, mesh) for _ in range(min(DEPTH, count)))
-        for number in range(count):
+        ahead = deque(pool.submit(place, step) for step in steps[:DEPTH])
+        for step in steps:
             yield ahead.popleft().result()
-            if number + DEPTH < count:
-                ahead.append(pool.submit(_read, batches, mesh))
+            if step + DEPTH in steps:
+                ahead.append(pool.submit(place, step + DEPTH))
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _read(batches: BatchIterator[Batch], mesh: Mesh) -> tuple[Batch, Any]:
-    try:
-        batch = next(batches)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    except StopIteration:
-        raise InputError("data: ended before the last step; train fewer steps") from None
-    rows = rows_sharding(mesh)
-    placed = jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), batch)
-    return placed, batches.get_state()
 
 
 def rows_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:

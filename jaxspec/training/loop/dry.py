@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from jaxspec.engine.memory import bytes_held
 from jaxspec.runtime import human_bytes
 from jaxspec.sharding import on_mesh
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.loop.batches import Batch, BatchIterator, as_iterator, read_ahead
+from jaxspec.training.loop.batches import Batches, read_ahead
 from jaxspec.training.loop.step import (
     ShardingOf,
+    compiled_step,
     make_optimizer,
-    make_step,
     partition,
     place_state,
     placed_on,
@@ -36,7 +36,7 @@ def dry_run(
     config: TrainConfig,
     params: Params,
     loss: Loss,
-    batches: BatchIterator[Batch] | Callable[[int], Batch],
+    batches: Batches,
     directory: Path,
     *,
     sharding_of: ShardingOf | None = None,
@@ -54,14 +54,12 @@ def dry_run(
     optimizer = make_optimizer(config, trainable, apart)
     where = placed_on(mesh, params, sharding_of)
     state, fixed = place_state(trainable, frozen, optimizer, where, mesh, config)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    plain_step = make_step(loss, optimizer, config)
-    step = jax.jit(plain_step, donate_argnums=0, out_shardings=(shardings, None))
+    step = compiled_step(loss, optimizer, config, state)
     timed = min(STEPS, config.steps)
     slots = seconds = compiling = 0.0
     parts: dict[str, int] = {}
-    with closing(read_ahead(as_iterator(batches, mesh), timed, mesh)) as ready, on_mesh(mesh):
-        for batch, _ in ready:
+    with closing(read_ahead(batches, range(timed), mesh)) as ready, on_mesh(mesh):
+        for batch in ready:
             since = time.perf_counter()
             program = step.lower(state, fixed, batch).compile()
             compiling += time.perf_counter() - since
@@ -86,11 +84,11 @@ def dry_run(
     if isinstance(batches, CountedBatches):
         read = batches.survey(config.steps)
         rows = (
-            f"; of {read.rows:,} samples {1 - read.lost / read.rows:.1%} teach, "
-            f"and {read.tokens / read.slots:.1%} of the slots are filled "
+            f"; of {read.rows:,} samples {read.teaching:.1%} teach, "
+            f"and {read.filled:.1%} of the slots are filled "
             f"({read.otherwise:.1%} {'without' if config.packing else 'with'} packing)"
         )
-        seconds *= read.slots / read.steps / slots * timed
+        seconds *= read.slots / slots * timed
     each = seconds / timed
     listing = ", ".join(f"{human_bytes(count)} {name}" for name, count in parts.items())
     print(

@@ -1,4 +1,4 @@
-"""Compile the training step, with the metrics and speeds of each line of the log."""
+"""Run the training step, and measure the metrics and speeds of each line of the log."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from jaxspec.engine.plan import chip_of
 from jaxspec.errors import Diverged
 from jaxspec.sharding import on_mesh
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.loop.step import Flat, TrainState, make_schedule, make_step
-from jaxspec.training.losses import Loss
+from jaxspec.training.loop.step import Flat, TrainState, make_schedule
 from jaxspec.typing import Array
 
 
@@ -31,19 +29,9 @@ class MeasuredStep:
     timed.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        loss: Loss,
-        optimizer: optax.GradientTransformation,
-        frozen: Flat,
-        mesh: Mesh,
-        shardings: Any,
-    ) -> None:
-        """`shardings` are those of the state, which stay the same from step to step."""
-        self._config, self._frozen, self._mesh = config, frozen, mesh
-        step = make_step(loss, optimizer, config)
-        self._step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    def __init__(self, config: TrainConfig, step: Any, frozen: Flat, mesh: Mesh) -> None:
+        """`step` is a `compiled_step`."""
+        self._config, self._step, self._frozen, self._mesh = config, step, frozen, mesh
         self._schedule = make_schedule(config)
         self._metrics: dict[str, Array] = {}
         self._shapes: set[Any] = set()

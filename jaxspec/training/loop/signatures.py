@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,16 @@ def content_of(value: Any) -> Any:
     return value
 
 
+def check_unchanged(old: Mapping[str, Any], new: Mapping[str, Any], what: str, mend: str) -> None:
+    """Raise InputError for the first input, by name, whose content is another one now."""
+    for name in sorted(old.keys() | new.keys()):
+        before, now = old.get(name), new.get(name)
+        if content_of(before) != content_of(now):
+            raise InputError(
+                f"{what} {name} {before!r}, but now it is {now!r}; go on with that, or {mend}"
+            )
+
+
 def file_signature(path: Path) -> str:
     """Return a fingerprint of a file, or of the models, rows and images in a folder.
 
@@ -139,13 +149,8 @@ def claim(
         old_run, new_run = _fixed_values(old), _fixed_values(run)
         if done <= config.steps and _same_rates(config, old["steps"], done):
             old_run["steps"] = config.steps
-        for name in sorted(old_run.keys() | new_run.keys()):
-            before, now = old_run.get(name), new_run.get(name)
-            if content_of(before) != content_of(now):
-                raise InputError(
-                    f"{directory}: holds a run with {name} {before!r}, but now it is {now!r}; "
-                    "go on with that, or train in another directory (--runs)"
-                )
+        what, mend = f"{directory}: holds a run with", "train in another directory (--runs)"
+        check_unchanged(old_run, new_run, what, mend)
     on_first(lambda: _write_config(directory, run, lost=saved is None))
 
 

@@ -286,3 +286,12 @@ def make_step(
         }
 
     return step
+
+
+def compiled_step(
+    loss: Loss, optimizer: optax.GradientTransformation, config: TrainConfig, state: TrainState
+) -> Any:
+    """Return the jitted `make_step` of a placed state, which is donated and keeps its shardings."""
+    placement = jax.tree.map(lambda leaf: leaf.sharding, state)
+    step = make_step(loss, optimizer, config)
+    return jax.jit(step, donate_argnums=0, out_shardings=(placement, None))

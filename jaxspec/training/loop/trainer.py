@@ -1,7 +1,6 @@
 """Run the training loop; a stopped run goes on to the same parameters, on any mesh.
 
-A checkpoint holds the state and the position in the data after the same step, so the next run reads
-the next batch.
+A checkpoint holds the state after a step, so the next run reads the batch of the next step.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from tqdm import tqdm
 from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.cluster import sole_on_first
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.loop.batches import Batch, BatchIterator, as_iterator, read_ahead
+from jaxspec.training.loop.batches import Batches, read_ahead
 from jaxspec.training.loop.measured import MeasuredStep
 from jaxspec.training.loop.metrics import MetricsLog
 from jaxspec.training.loop.preemption import Preempted, Preemption
 from jaxspec.training.loop.signatures import claim, run_signature
 from jaxspec.training.loop.step import (
     ShardingOf,
+    compiled_step,
     make_optimizer,
     merge,
     on_host,
@@ -44,7 +44,7 @@ def fit(
     config: TrainConfig,
     params: Params,
     loss: Loss,
-    batches: BatchIterator[Batch] | Callable[[int], Batch],
+    batches: Batches,
     directory: Path,
     *,
     sharding_of: ShardingOf | None = None,
@@ -57,8 +57,8 @@ def fit(
     Args:
       params: Arrays of numpy or JAX. Frozen ones are returned unchanged.
       loss: Traced; `mean_of_rows` makes one of a function.
-      batches: Iterator over this process's rows, or a function of the step that makes a whole
-        batch.
+      batches: Function of the step that makes this process's rows; `own_rows` makes one of a
+        function that makes whole batches.
       directory: Folder that receives `metrics.jsonl`, `train_config.json` and checkpoints.
       sharding_of: Returns the shardings of the parameters on a mesh; None replicates them.
       evaluate: Function whose metrics are logged every `config.evaluate_every` steps and last.
@@ -79,7 +79,7 @@ def fit(
     run = run_signature(config, dict(inputs or {}))
 
     with ExitStack() as stack:
-        # Set up: no other run here; the newest state; batches from its position on.
+        # Set up: no other run here; the newest state; batches from its step on.
         stack.enter_context(sole_on_first(*locks))
         checkpoints = stack.enter_context(
             Checkpoints(saved or directory / "checkpoints", config.keep, run)
@@ -87,21 +87,17 @@ def fit(
         claim(directory, config, run, checkpoints.newest())
         where = placed_on(mesh, params, sharding_of)
         state, placed = place_state(trainable, frozen, optimizer, where, mesh, config)
-        state, position = checkpoints.restore(state)
-        data = as_iterator(batches, mesh)
-        if position is not None:
-            data.set_state(position)
+        state = checkpoints.restore(state)
         start = int(state.step)
         if start:
             _say(f"resuming {directory} at step {start} of {config.steps}")
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-        step = MeasuredStep(config, loss, optimizer, placed, mesh, shardings)
+        step = MeasuredStep(config, compiled_step(loss, optimizer, config, state), placed, mesh)
         preemption = stack.enter_context(Preemption())
         log = stack.enter_context(MetricsLog(directory, config, start))
         steps, quiet = config.steps, jax.process_index() > 0
         bar = tqdm(None, directory.name, steps, initial=start, unit="step", disable=quiet)
         stack.enter_context(bar)
-        ready = stack.enter_context(closing(read_ahead(data, config.steps - start, mesh)))
+        ready = stack.enter_context(closing(read_ahead(batches, range(start, steps), mesh)))
         profiled = config.profiled[max(start + 1 - config.profiled.start, 0) :]
         tracing = stack.enter_context(ExitStack())
 
@@ -109,7 +105,7 @@ def fit(
             if done == profiled.start and profiled:
                 tracing.enter_context(jax.profiler.trace(str(directory / "profile")))
             since = time.perf_counter()
-            batch, position = next(ready)
+            batch = next(ready)
             state = step(state, batch, waited=time.perf_counter() - since)
             if done == profiled.stop - 1:
                 jax.block_until_ready(state)
@@ -128,7 +124,7 @@ def fit(
             if stops or _due(config.save_every, done, last):
                 with step.pause(done, "save"):
                     step.check(done, state)
-                    checkpoints.save(done, state, position, wait=last or stops)
+                    checkpoints.save(done, state, wait=last or stops)
             bar.update()
             if stops or (last and preemption.reached(2 * done + 2)):  # a signal in the last save
                 bar.close()  # which ends its line
