@@ -28,5 +28,9 @@ from jaxtyping import Bool, Float, Int, Shaped, UInt
 
 Params = Mapping[str, Any]
 """Nested dict of arrays; the keys are Hugging Face's parameter names."""
+Tokens = Int[Array, "B T"]
+"""New tokens of each row, which are read together."""
+Vectors = Float[Array, "... D"]
+"""Embeddings or hidden states."""
 
-__all__ = ["Array", "Bool", "Float", "Int", "Params", "Shaped", "UInt"]
+__all__ = ["Array", "Bool", "Float", "Int", "Params", "Shaped", "Tokens", "UInt", "Vectors"]

@@ -10,7 +10,7 @@ from flax import struct
 from jaxspec.cache import KVCache
 from jaxspec.models.inputs import Pool, PromptRows
 from jaxspec.models.language_model import LanguageModel
-from jaxspec.typing import Float
+from jaxspec.typing import Array, Float, Params
 
 Images = dict[str, Float[Any, "B U ..."]] | None
 """Image tiles of each row; None if no row has images."""
@@ -25,6 +25,12 @@ class Member:
     """Pooling of image features; None keeps all."""
     reads_images: bool = True
     """Whether the prompt shows images."""
+
+    def embed(self, params: Params, prompts: Prompts) -> Array:
+        """Return the prompts' embeddings [B,L,D], with the images that they show."""
+        images, rows = prompts.images, prompts.rows
+        features = None if images is None else self.model.encode(params, images)
+        return self.model.embed(params, rows, features, self.pool)
 
 
 class Prompts(struct.PyTreeNode):

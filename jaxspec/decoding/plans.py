@@ -19,10 +19,10 @@ import numpy as np
 from jaxspec.decoding.drafting.drafter import States
 from jaxspec.decoding.drafting.trees import make_drafter
 from jaxspec.decoding.drafting.weighting import Static
+from jaxspec.decoding.records import Trace
 from jaxspec.decoding.sources.source import Committed, Source
 from jaxspec.decoding.speculative import WEIGHTS_STREAM, Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, Pause, step_keys
-from jaxspec.decoding.trace import Trace
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
@@ -86,7 +86,7 @@ class Plan:
         part = self.part
         if isinstance(part, Autoregressive):
             after = part.decode(params, state.replace(trace=None), options, pause)
-            return after.replace(trace=self._traced(state, after, None))
+            return after.replace(trace=self._traced(state, None))
         committed = Committed(params, state.tokens, state.count, state.target, part.drafter.reads)
         inside = state.replace(drafter=self.caught_up(committed, state.drafter))
         if not self._is_whole:
@@ -102,9 +102,7 @@ class Plan:
         whole = after.replace(drafter=tuple(states.values()))
         if self._is_whole:
             return whole
-        return whole.replace(
-            weighting=state.weighting, trace=self._traced(state, after, after.trace)
-        )
+        return whole.replace(weighting=state.weighting, trace=self._traced(state, after.trace))
 
     def caught_up(self, committed: Committed, states: States) -> States:
         """Return the states of the sources that draft, which have read what they missed."""
@@ -118,8 +116,11 @@ class Plan:
         total = weights.sum(-1, keepdims=True)
         return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), 1 / weights.shape[1])
 
-    def _traced(self, before: DecodeState, after: DecodeState, trace: Trace | None) -> Trace | None:
-        """Return the whole trace: of new tokens, idle sources have no weight."""
+    def _traced(self, before: DecodeState, trace: Trace | None) -> Trace | None:
+        """Return the whole trace: of new tokens, idle sources have no weight.
+
+        trace: The trace of the sources that drafted; None if none did.
+        """
         old = before.trace
         if old is None:
             return None

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+import jax
+
 from jaxspec.cache import KVCache
 from jaxspec.decoding.inputs import Images, Member, PromptBatch, Prompts
 from jaxspec.decoding.sources.source import Source
@@ -100,7 +102,15 @@ class Program(ABC, Generic[State]):
         """Return a state after prefill with first tokens that these options draw from logits."""
 
     @abstractmethod
+    def step(self, params: Params, state: State, options: Sampling) -> State:
+        """Add tokens to every row that is not done."""
+
     def decode(
         self, params: Params, state: State, options: Sampling, pause: Pause | None = None
     ) -> State:
         """Decode until every row is done, or until `pause`, in one `while_loop`."""
+        return jax.lax.while_loop(
+            lambda state: state.goes_on(pause),
+            lambda state: self.step(params, state, options),
+            state,
+        )

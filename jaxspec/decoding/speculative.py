@@ -1,13 +1,9 @@
-"""Decode one model plainly or speculatively (draft -> extend -> verify -> commit).
-
-Each program is one `while_loop`.
-"""
+"""Decode one model plainly or speculatively (draft -> extend -> verify -> commit)."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,23 +14,9 @@ from jaxspec.decoding.drafting.weighting import Weighting
 from jaxspec.decoding.inputs import Member, PromptBatch
 from jaxspec.decoding.processors import History, PromptTokens, processed, prompt_tokens
 from jaxspec.decoding.program import Program
+from jaxspec.decoding.records import Trace
 from jaxspec.decoding.sources.source import Committed, Prefilled, Source, Verified
-from jaxspec.decoding.state import (
-    DecodeState,
-    DecodeStats,
-    Drafting,
-    Pause,
-    Tree,
-    begun,
-    commit,
-    draw_next,
-    history_of,
-    init_state,
-    keep_decoding,
-    newest,
-    step_keys,
-)
-from jaxspec.decoding.trace import extend_trace, init_trace
+from jaxspec.decoding.state import DecodeState, DecodeStats, Drafting, commit, draw_next, step_keys
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling, argmax, by_place, distribution, tempered
 from jaxspec.typing import Array, Float, Int, Params
@@ -45,6 +27,7 @@ WEIGHTS_STREAM = 1 << 20
 with children; the verdict's is the last node, a leaf."""
 TargetState = DecodeState[KVCache, Drafting, DecodeStats]
 """State of a loop in which one model writes."""
+Tree = TypeVar("Tree")
 
 
 class TargetRead(NamedTuple):
@@ -87,7 +70,6 @@ class TargetProgram(Program[TargetState[Drafting]]):
         read = prefill_target(self.target, params["target"], batch, slots, self.target_states)
         return self.opened(params, batch, read, options, new_slots)
 
-    @abstractmethod
     def opened(
         self,
         params: Params,
@@ -97,6 +79,12 @@ class TargetProgram(Program[TargetState[Drafting]]):
         new_slots: int,
     ) -> tuple[TargetState[Drafting], Float[Array, "B V"]]:
         """Return what `scored_prefill` does, once the target has read the prompts."""
+        prompt = prompt_tokens(batch.prompt, read.logits.shape[-1], options.processors)
+        logits, cache, prompt = copied((read.logits, read.cache, prompt), batch, options)
+        first = first_token(logits, prompt, options)
+        stats = DecodeStats.zeros(len(first), self.most_tokens - 1)
+        state = DecodeState.prefilled(logits, first, cache, stats, options, new_slots, prompt)
+        return state, logits
 
     def begin(
         self,
@@ -105,7 +93,7 @@ class TargetProgram(Program[TargetState[Drafting]]):
         logits: Float[Array, "B V"],
         options: Sampling,
     ) -> TargetState[Drafting]:
-        return begun(state, logits, first_token(logits, state.prompt, options), options)
+        return state.begun(logits, first_token(logits, state.prompt, options), options)
 
     @property
     def compiler_options(self) -> dict[str, bool]:
@@ -154,38 +142,15 @@ class Autoregressive(TargetProgram[None]):
     def most_tokens(self) -> int:
         return 1
 
-    def opened(
-        self,
-        params: Params,
-        batch: PromptBatch,
-        read: TargetRead,
-        options: Sampling,
-        new_slots: int,
-    ) -> tuple[TargetState[None], Float[Array, "B V"]]:
-        logits, _, cache = read
-        prompt = prompt_tokens(batch.prompt, logits.shape[-1], options.processors)
-        logits, cache, prompt = copied((logits, cache, prompt), batch, options)
-        first, stats = first_token(logits, prompt, options), DecodeStats.zeros(len(logits), 0)
-        state = init_state(logits, first, cache, stats, options, new_slots, prompt, None)
-        return state, logits
-
-    def decode(
-        self,
-        params: Params,
-        state: TargetState[None],
-        options: Sampling,
-        pause: Pause | None = None,
+    def step(
+        self, params: Params, state: TargetState[None], options: Sampling
     ) -> TargetState[None]:
-        nothing = jnp.zeros((state.count.shape[0], 0), jnp.int32)
-
-        def step(state: TargetState[None]) -> TargetState[None]:
-            logits, cache = self.extend(params, newest(state)[:, None], state.target)
-            scores = processed(logits, history_of(state), options.processors)
-            token = next_token(scores[:, 0], state.count, options)
-            verdict = Verdict(jnp.zeros_like(token), token)
-            return commit(state.replace(target=cache), nothing, verdict, options, logits)[0]
-
-        return jax.lax.while_loop(lambda state: keep_decoding(state, pause), step, state)
+        logits, cache = self.extend(params, state.newest[:, None], state.target)
+        scores = processed(logits, state.history, options.processors)
+        token = next_token(scores[:, 0], state.count, options)
+        verdict = Verdict(jnp.zeros_like(token), token)
+        nothing = jnp.zeros((len(token), 0), jnp.int32)
+        return commit(state.replace(target=cache), nothing, verdict, options, logits)[0]
 
 
 @dataclass(frozen=True)
@@ -227,42 +192,22 @@ class Speculator(TargetProgram[States]):
         The released TABED code drafts that token too, in a block that contains the prompt. Here
         it belongs to no block.
         """
-        logits, features, cache = read
+        state, logits = super().opened(params, batch, read, options, new_slots)
         assert batch.weights is not None
         room = new_slots + max(self.drafter.nodes, self.drafter.reads) + 1
-        drafter = self.drafter.prefill(Prefilled(params, batch, features, cache, room))
-        prompt = prompt_tokens(batch.prompt, logits.shape[-1], options.processors)
-        logits, cache, drafter, weights, prompt = copied(
-            (logits, cache, drafter, batch.weights, prompt), batch, options
-        )
-        first, weighting = first_token(logits, prompt, options), self.weighting.init(weights)
-        stats = DecodeStats.zeros(len(first), self.drafter.gamma)
-        state = init_state(
-            logits, first, cache, stats, options, new_slots, prompt, drafter, weighting
-        )
-        if self.traces:
-            state = state.replace(trace=init_trace(weights, new_slots))
-        return state, logits
+        prefilled = Prefilled(params, batch, read.features, read.cache, room)
+        parts = self.drafter.prefill(prefilled), batch.weights
+        drafter, weights = copied(parts, batch, options)
+        trace = Trace.of_prefill(weights, new_slots) if self.traces else None
+        weighting = self.weighting.init(weights)
+        return state.replace(drafter=drafter, weighting=weighting, trace=trace), logits
 
-    def decode(
-        self,
-        params: Params,
-        state: TargetState[States],
-        options: Sampling,
-        pause: Pause | None = None,
-    ) -> TargetState[States]:
-        return jax.lax.while_loop(
-            lambda state: keep_decoding(state, pause),
-            lambda state: self.block(params, state, options),
-            state,
-        )
-
-    def block(
+    def step(
         self, params: Params, state: TargetState[States], options: Sampling
     ) -> TargetState[States]:
         """Run one block for all rows; each row accepts as many drafts as its own verdict says."""
         gamma = self.drafter.gamma
-        last, history = newest(state), history_of(state)
+        last, history = state.newest, state.history
         weights = self.weighting.weights(
             state.weighting, step_keys(options, state.count, WEIGHTS_STREAM)
         )
@@ -297,12 +242,10 @@ class Speculator(TargetProgram[States]):
             count = state.count
             state, emitted = commit(state, draft.tokens, verdict, options, logits)
             if state.trace is not None:
-                trace = extend_trace(
-                    state.trace, count, state.tokens, draft, verdict, weights, valid
-                )
-                state = state.replace(trace=trace)
-            verified = Verified(state.target, emitted, path)
-            return state.replace(drafter=self.drafter.commit(state.drafter, scratch, verified))
+                made = count, state.tokens, draft, verdict, weights, valid
+                state = state.replace(trace=state.trace.extended(*made))
+            drafter = self.drafter.commit(state.drafter, scratch, Verified(emitted, path))
+            return state.replace(drafter=drafter)
 
     def judge(
         self,

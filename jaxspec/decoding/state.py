@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,8 @@ from flax import struct
 
 from jaxspec.cache import KVCache
 from jaxspec.decoding.drafting.weighting import Scores
-from jaxspec.decoding.logprobs import LogProbs
 from jaxspec.decoding.processors import History, PromptTokens
-from jaxspec.decoding.trace import Trace
+from jaxspec.decoding.records import LogProbs, Trace
 from jaxspec.sampling import Sampling, draw
 from jaxspec.sharding import CACHE_AXES, constrain
 from jaxspec.typing import Array, Bool, Float, Int
@@ -67,6 +66,15 @@ class DecodeStats(struct.PyTreeNode):
         return float(self.emitted / self.steps) if self.steps else math.nan
 
 
+class Pause(struct.PyTreeNode):
+    """Set the conditions on which a loop returns before all rows are done."""
+
+    rows: Int[Array, ""]
+    """Pause once this many rows are done."""
+    count: Int[Array, ""]
+    """Pause once an unfinished row has this many tokens."""
+
+
 class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
     """Carry all that a decode loop changes. Caches hold every committed token except the newest."""
 
@@ -89,6 +97,112 @@ class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
     """Log probabilities, if the options record them."""
     prompt: PromptTokens | None = None
     """What processors read of the prompts, if there are processors."""
+
+    @classmethod
+    def prefilled(
+        cls,
+        logits: Float[Array, "B V"],
+        first: Int[Array, " B"],
+        target: Caches,
+        stats: Stats,
+        options: Sampling,
+        slots: int,
+        prompt: PromptTokens | None,
+    ) -> Self:
+        """Return the state after prefill, with one new token, drawn by the target from `logits`.
+
+        Nothing drafts yet.
+        """
+        zeros = jnp.zeros_like(first)
+        state: Any = cls(
+            tokens=jnp.zeros((len(first), slots), jnp.int32),
+            count=zeros,
+            done=zeros.astype(bool),
+            target=map_caches(lambda cache: cache.replace(split=True), target),
+            drafter=None,  # pyright: ignore[reportArgumentType]
+            weighting=None,
+            stats=stats,
+            prompt=prompt,
+        )
+        return state.begun(logits, first, options)
+
+    def begun(
+        self, logits: Float[Array, "B V"], first: Int[Array, " B"], options: Sampling
+    ) -> Self:
+        """Return a state after prefill with these first new tokens, drawn from `logits`.
+
+        Rows whose limit is at most one token start out done.
+        """
+        ended = jnp.any(first[:, None] == options.eos, axis=1)
+        tokens, record = self.tokens.at[:, 0].set(first), None
+        if options.logprobs is not None:
+            most = min(options.logprobs, logits.shape[-1])
+            record = LogProbs.zeros(len(first), tokens.shape[1], most)
+            record = record.extended(jnp.zeros_like(first), tokens, logits[:, None])
+        return self.replace(
+            tokens=tokens,
+            count=jnp.minimum(1, options.max_new_tokens),
+            done=ended | (options.max_new_tokens <= 1),
+            logprobs=record,
+        )
+
+    @property
+    def newest(self) -> Int[Array, " B"]:
+        """Return each row's last committed token, which the target has not read yet."""
+        last = jnp.maximum(self.count, 1)[:, None] - 1
+        return jnp.take_along_axis(self.tokens, last, axis=1)[:, 0]
+
+    @property
+    def history(self) -> History | None:
+        """Return the tokens before each row's next score; None without processors."""
+        return History.of(self.prompt, self.tokens, self.count)
+
+    def goes_on(self, pause: Pause | None) -> Bool[Array, ""]:
+        """Return whether the loop continues."""
+        if pause is None:
+            return ~jnp.all(self.done)
+        return (jnp.sum(self.done) < pause.rows) & jnp.all(self.done | (self.count < pause.count))
+
+    def appended(
+        self,
+        drafted: Int[Array, "B J"],
+        verdict: Verdict,
+        most: Int[Array, " B"],
+        options: Sampling,
+        logits: Float[Array, "B T V"] | None,
+    ) -> tuple[Self, Int[Array, " B"]]:
+        """Append at most `most` of the accepted drafts and next token, up to EOS or the limit.
+
+        With 2 of 3 drafts accepted the block is [d0, d1, next, -], and `most` 3 takes all that is
+        verified. Returns the state with its tokens, count, done and lengths of the target's caches
+        advanced, and the number of tokens that each row emitted.
+
+        logits: Logits of the block's tokens, for the record of log probabilities.
+        """
+        places = jnp.arange(drafted.shape[1] + 1)
+        padded = jnp.pad(drafted, ((0, 0), (0, 1)))
+        block = jnp.where(places == verdict.count[:, None], verdict.next_token[:, None], padded)
+        emitted = jnp.minimum(most, options.max_new_tokens - self.count)
+        ends = jnp.any(block[..., None] == options.eos, axis=-1) & (places < emitted[:, None])
+        ended = jnp.any(ends, axis=1)
+        emitted = jnp.where(ended, jnp.argmax(ends, axis=1) + 1, emitted)
+        slots = self.count[:, None] + places
+        slots = jnp.where(places < emitted[:, None], slots, self.tokens.shape[1])
+        count = self.count + emitted
+        tokens = self.tokens.at[jnp.arange(len(count))[:, None], slots].set(block, mode="drop")
+        record = self.logprobs
+        if record is not None:
+            assert logits is not None
+            record = record.extended(self.count, tokens, logits)
+        target = map_caches(lambda cache: cache.replace(length=cache.length + emitted), self.target)
+        state = self.replace(
+            tokens=tokens,
+            logprobs=record,
+            count=count,
+            done=self.done | ended | (count >= options.max_new_tokens),
+            target=target,
+        )
+        return state, emitted
 
 
 def map_caches(change: Callable[[KVCache], KVCache], tree: Tree) -> Tree:
@@ -125,84 +239,8 @@ def place(tree: Tree) -> Tree:
     return map_placed(lambda leaf: constrain(leaf, *CACHE_AXES), whole, tree)
 
 
-def init_state(
-    logits: Float[Array, "B V"],
-    first: Int[Array, " B"],
-    target: Caches,
-    stats: Stats,
-    options: Sampling,
-    slots: int,
-    prompt: PromptTokens | None,
-    drafter: Drafting,
-    weighting: Scores | Float[Array, "B R"] | None = None,
-) -> DecodeState[Caches, Drafting, Stats]:
-    """Return the state after prefill, with one new token, drawn by the target from `logits`."""
-    zeros = jnp.zeros_like(first)
-    state = DecodeState(
-        tokens=jnp.zeros((len(first), slots), jnp.int32),
-        count=zeros,
-        done=zeros.astype(bool),
-        target=map_caches(lambda cache: cache.replace(split=True), target),
-        drafter=drafter,
-        weighting=weighting,
-        stats=stats,
-        prompt=prompt,
-    )
-    return begun(state, logits, first, options)
-
-
-def begun(
-    state: DecodeState[Caches, Drafting, Stats],
-    logits: Float[Array, "B V"],
-    first: Int[Array, " B"],
-    options: Sampling,
-) -> DecodeState[Caches, Drafting, Stats]:
-    """Return a state after prefill with these first new tokens, drawn from `logits`.
-
-    Rows whose limit is at most one token start out done.
-    """
-    ended = jnp.any(first[:, None] == options.eos, axis=1)
-    tokens, record = state.tokens.at[:, 0].set(first), None
-    if options.logprobs is not None:
-        most = min(options.logprobs, logits.shape[-1])
-        record = LogProbs.zeros(len(first), tokens.shape[1], most)
-        record = record.extended(jnp.zeros_like(first), tokens, logits[:, None])
-    return state.replace(
-        tokens=tokens,
-        count=jnp.minimum(1, options.max_new_tokens),
-        done=ended | (options.max_new_tokens <= 1),
-        logprobs=record,
-    )
-
-
-def history_of(state: DecodeState) -> History | None:
-    """Return the tokens before each row's next score; None without processors."""
-    return History.of(state.prompt, state.tokens, state.count)
-
-
-def newest(state: DecodeState) -> Int[Array, " B"]:
-    """Return each row's last committed token, which the target has not read yet."""
-    return jnp.take_along_axis(state.tokens, jnp.maximum(state.count, 1)[:, None] - 1, axis=1)[:, 0]
-
-
 DRAW = 0
 """Stream of a step's keys that draws a model's own next token."""
-
-
-class Pause(struct.PyTreeNode):
-    """Set the conditions on which a loop returns before all rows are done."""
-
-    rows: Int[Array, ""]
-    """Pause once this many rows are done."""
-    count: Int[Array, ""]
-    """Pause once an unfinished row has this many tokens."""
-
-
-def keep_decoding(state: DecodeState, pause: Pause | None = None) -> Array:
-    """Return whether the loop continues."""
-    if pause is None:
-        return ~jnp.all(state.done)
-    return (jnp.sum(state.done) < pause.rows) & jnp.all(state.done | (state.count < pause.count))
 
 
 def step_keys(options: Sampling, count: Int[Array, " B"], stream: int | Array) -> Array:
@@ -229,59 +267,6 @@ def draw_next(
     return draw(step_keys(options, count, DRAW), probs(), options.temperature == 0)
 
 
-def cut(
-    block: Int[Array, "B T"], most: Int[Array, " B"], room: Int[Array, " B"], options: Sampling
-) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-    """Return how many of the first `most` tokens a row emits, and whether EOS is among them.
-
-    A row emits no token past its room or after an EOS.
-    """
-    places = jnp.arange(block.shape[1])
-    emitted = jnp.minimum(most, room)
-    ends = jnp.any(block[..., None] == options.eos, axis=-1) & (places < emitted[:, None])
-    ended = jnp.any(ends, axis=1)
-    return jnp.where(ended, jnp.argmax(ends, axis=1) + 1, emitted), ended
-
-
-def append(
-    state: DecodeState[Caches, Drafting, Stats],
-    drafted: Int[Array, "B J"],
-    verdict: Verdict,
-    most: Int[Array, " B"],
-    options: Sampling,
-    logits: Float[Array, "B T V"] | None,
-) -> tuple[DecodeState[Caches, Drafting, Stats], Int[Array, " B"]]:
-    """Append at most `most` of the accepted drafts and next token, up to EOS or the limit.
-
-    With 2 of 3 drafts accepted the block is [d0, d1, next, -], and `most` 3 takes all that is
-    verified. Returns the state with its tokens, count, done and lengths of the target's caches
-    advanced, and the number of tokens that each row emitted.
-
-    logits: Logits of the block's tokens, for the record of log probabilities.
-    """
-    places = jnp.arange(drafted.shape[1] + 1)
-    padded = jnp.pad(drafted, ((0, 0), (0, 1)))
-    block = jnp.where(places == verdict.count[:, None], verdict.next_token[:, None], padded)
-    emitted, ended = cut(block, most, options.max_new_tokens - state.count, options)
-    slots = jnp.where(
-        places < emitted[:, None], state.count[:, None] + places, state.tokens.shape[1]
-    )
-    count = state.count + emitted
-    tokens = state.tokens.at[jnp.arange(len(count))[:, None], slots].set(block, mode="drop")
-    record = state.logprobs
-    if record is not None:
-        assert logits is not None
-        record = record.extended(state.count, tokens, logits)
-    state = state.replace(
-        tokens=tokens,
-        logprobs=record,
-        count=count,
-        done=state.done | ended | (count >= options.max_new_tokens),
-        target=map_caches(lambda cache: cache.replace(length=cache.length + emitted), state.target),
-    )
-    return state, emitted
-
-
 def commit(
     state: DecodeState[Caches, Drafting, DecodeStats],
     drafted: Int[Array, "B J"],
@@ -295,7 +280,7 @@ def commit(
     """
     live, room = ~state.done, (options.max_new_tokens - state.count)[:, None]
     most = jnp.where(live, verdict.count + 1, 0)
-    state, emitted = append(state, drafted, verdict, most, options, logits)
+    state, emitted = state.appended(drafted, verdict, most, options, logits)
     accepted = jnp.minimum(verdict.count, emitted)[:, None]
     width, stats = drafted.shape[1], state.stats  # the width of this block; others may be longer
     places = jnp.arange(width + 1)

@@ -110,12 +110,10 @@ def _logits(
     member: Member, params: Params, prompt: Prompts, start: Int[Array, ""], count: int
 ) -> Float[Array, "T V"]:
     """Return one model's logits at `count` slots from `start` on; past the last, at the last."""
-    model, rows = member.model, prompt.rows
-    features = None if prompt.images is None else model.encode(params, prompt.images)
-    embeds = model.embed(params, rows, features, member.pool)
-    hidden, _ = model.read(params, embeds, rows, rows.tokens.shape[1])
-    slots = jnp.minimum(start + jnp.arange(count), hidden.shape[1] - 1)
-    return model.logits(params, hidden[0, slots])
+    embeds, width = member.embed(params, prompt), prompt.rows.tokens.shape[1]
+    hidden, _ = member.model.read(params, embeds, prompt.rows, width)
+    slots = jnp.minimum(start + jnp.arange(count), width - 1)
+    return member.model.logits(params, hidden[0, slots])
 
 
 @partial(jax.jit, static_argnames=("slots",))

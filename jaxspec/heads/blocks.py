@@ -23,7 +23,7 @@ from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.layers import apply
 from jaxspec.models.vocabulary import output_rows
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Float, Int, Params, Tokens
 
 
 def borrowed_tokens(head: TextConfig, target: TextConfig) -> tuple[int, ...]:
@@ -50,12 +50,10 @@ def joined(head: Params, target: Params, vocabulary: tuple[int, ...] = ()) -> Pa
         if name in ("norm", "embed_tokens") or name.startswith("layers_")
     }
     model = {"embed_tokens": target["model"]["embed_tokens"]} | parts
-    if vocabulary or "lm_head" in head:
-        return {
-            "model": model,
-            "lm_head": head.get("lm_head") or {"weight": output_rows(target, vocabulary)},
-        }
-    return {"model": model} | ({"lm_head": target["lm_head"]} if "lm_head" in target else {})
+    output = head.get("lm_head") or target.get("lm_head")
+    if vocabulary and "lm_head" not in head:
+        output = {"weight": output_rows(target, vocabulary)}
+    return {"model": model} | ({"lm_head": output} if output else {})
 
 
 class TargetPass(struct.PyTreeNode):
@@ -207,7 +205,7 @@ def mask_of(config: HeadConfig, embed: Callable[[Array], Array]) -> Float[Array,
 
 def embedder(
     config: HeadConfig, head: Params, target: Params
-) -> Callable[[Int[Array, "B T"]], Float[Array, "B T D"]]:
+) -> Callable[[Tokens], Float[Array, "B T D"]]:
     """Return the function that embeds tokens as a head does."""
     reader = LanguageModel(config.embedding)
     params = joined(head, target, config.text_config.draft_vocabulary)
@@ -218,7 +216,7 @@ def corrected(
     config: HeadConfig,
     head: Params,
     scores: Float[Array, "B T words"],
-    tokens: Int[Array, "B T"],
+    tokens: Tokens,
     embed: Callable[[Array], Array],
 ) -> Float[Array, "B T words"]:
     """Return the scores of tokens, with the correction of a head that has one.
@@ -227,17 +225,9 @@ def corrected(
       tokens: The tokens before them.
       embed: What `embedder` returns.
     """
-    return scores + correction(config, head, tokens, embed) if config.corrects else scores
-
-
-def correction(
-    config: HeadConfig,
-    head: Params,
-    tokens: Int[Array, "B T"],
-    embed: Callable[[Array], Array],
-) -> Float[Array, "B T words"]:
-    """Return what tokens add to the scores of those after them, by a head's Markov head."""
-    return apply(module_of(config), head, tokens, embed(tokens), method="correction")
+    if not config.corrects:
+        return scores
+    return scores + apply(module_of(config), head, tokens, embed(tokens), method="correction")
 
 
 def pick(values: Array, at: Int[Array, "B A J"]) -> Array:

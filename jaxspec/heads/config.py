@@ -73,19 +73,22 @@ class HeadConfig(ABC):
     """Names of its parameters that training leaves as they are."""
     corrects: ClassVar[bool] = False
     """Whether the token before adds to a token's scores (a Markov head)."""
+    target_states: ClassVar[tuple[int, ...] | None] = ()
+    """The target's hidden states that it reads, as `KVCache.kept`; None for none."""
+    own_embedding: ClassVar[bool] = False
+    """Whether its parameters have `embed_tokens`, in place of the target's."""
+    has_output: ClassVar[bool] = False
+    """Whether they have `lm_head`, in place of the target's output matrix."""
 
     def __post_init__(self) -> None:
         check_counts(gamma=self.gamma)
 
     @property
-    @abstractmethod
-    def target_states(self) -> tuple[int, ...] | None:
-        """Return the target's hidden states that it reads, as `KVCache.kept`, or None."""
-
-    @property
-    @abstractmethod
     def states_width(self) -> int:
         """Return the numbers of a token's hidden states that it reads; 0 for none."""
+        if self.target_states is None:
+            return 0
+        return max(len(self.target_states), 1) * self.embedding.hidden_size
 
     @property
     def target_keys(self) -> tuple[int, ...]:
@@ -141,6 +144,18 @@ class HeadConfig(ABC):
         """Return the target's name as a part of a sentence."""
         return f" ({self.target_name})" if self.target_name else ""
 
+    def _misfit(self, target: Any, width: int, tokens: int, layers: str = "") -> InputError:
+        """Return the error of a target that the head was not made for.
+
+        layers: Layers that the head needs, as a part of the sentence.
+        """
+        text = getattr(target, "text_config", target)
+        return InputError(
+            f"{self.title}: made for a target{self._target_note} of width {width} and {tokens} "
+            f"tokens{layers}, and not for this {target.model_type} of {text.hidden_size}, "
+            f"{text.vocab_size} and {text.num_hidden_layers} layers; give the head's own target"
+        )
+
     @property
     def embedding(self) -> RotaryConfig:
         """Return the decoder whose embedding of tokens it reads."""
@@ -164,7 +179,8 @@ class HeadConfig(ABC):
 
     @property
     def kept_options(self) -> dict[str, Any]:
-        """Return the options of `new_head` that a start decides, by name."""
+        """Return the options of `new_head` that a start decides, by name, of a kind whose starts
+        decide their layers; {} for other kinds."""
         return {}
 
     def started(self, trained: HeadConfig, vocabulary: tuple[int, ...], target: Any) -> Self:
@@ -176,14 +192,16 @@ class HeadConfig(ABC):
         """
         if type(trained) is not type(self):
             raise InputError(f"its kind is {trained.title!r}, the recipe's {self.title!r}")
-        trained_vocabulary = trained.text_config.draft_vocabulary
-        if vocabulary not in ((), trained_vocabulary) and trained.keeps_vocabulary:
-            raise InputError("has its own draft vocabulary; give --draft-vocabulary 0")
-        return self._started(trained, vocabulary or trained_vocabulary, target)
-
-    def _started(self, trained: Any, vocabulary: tuple[int, ...], target: Any) -> Self:
+        own, kept = trained.text_config.draft_vocabulary, bool(self.kept_options)
+        if vocabulary not in ((), own) and (kept or trained.keeps_vocabulary):
+            scored = "has its own draft vocabulary" if own else "scores all tokens"
+            raise InputError(f"{scored}; give --draft-vocabulary 0")
+        if kept:  # the layers and what they read, whatever their number and sizes
+            fitted: Any = trained.for_target(target)
+            names = ("gamma", "target_name", "target_hash")
+            return replace(fitted, **{name: getattr(self, name) for name in names})
         config, stored = (
-            replace(each, text_config=replace(each.text_config, draft_vocabulary=vocabulary))
+            replace(each, text_config=replace(each.text_config, draft_vocabulary=vocabulary or own))
             for each in (self, trained)
         )
         for name in (field.name for field in fields(config) if field.name not in self.free):

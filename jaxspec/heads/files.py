@@ -25,6 +25,7 @@ from jaxspec.config import RotaryConfig
 from jaxspec.errors import InputError
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.head import Head
+from jaxspec.models.vocabulary import first_tokens
 from jaxspec.sharding import Axes
 from jaxspec.typing import Params
 
@@ -32,6 +33,8 @@ Server = Literal["vllm", "sglang", "speculators"]
 """Program that serves a written head."""
 Arrays = dict[str, np.ndarray]
 """Tensors by name."""
+Stored = dict[str, StoredTensor]
+"""Tensors in files, by name."""
 Config = TypeVar("Config", bound=HeadConfig)
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -57,6 +60,8 @@ class Kind(ABC, Generic[Config]):
 
     unread: ClassVar[tuple[str, ...]] = ()
     """Files that would change its scores and are not read."""
+    cuts_vocabulary: ClassVar[bool] = False
+    """Whether an export may keep only the first tokens of its draft vocabulary."""
     config: type[Config]
     module: type[Head]
     titles: tuple[str, ...]
@@ -103,13 +108,10 @@ class Kind(ABC, Generic[Config]):
         """
         return self.config.from_dict(raw)
 
-    def completed(
-        self, config: Config, stored: dict[str, StoredTensor]
-    ) -> tuple[Config, dict[str, StoredTensor]]:
+    def completed(self, config: Config, stored: Stored) -> tuple[Config, Stored]:
         """Complete the configuration by the tensors; return both, these by this library's names."""
         return config, stored
 
-    @abstractmethod
     def written(
         self, config: Config, tensors: Arrays, server: Server, architectures: Sequence[str]
     ) -> tuple[dict[str, Any], Arrays]:
@@ -120,16 +122,40 @@ class Kind(ABC, Generic[Config]):
           server: Program that will serve the head, if any can.
           architectures: The target's classes in transformers, which speculators' layout names.
         """
+        return config.to_dict(), tensors
 
     def generation(self, config: Config) -> dict[str, Any]:
         """Return the entries of generation_config.json; {} for a kind without that file."""
         return {}
 
     @abstractmethod
+    def refusal(self, config: Config, server: Server) -> str:
+        """Return why a server does not read the head, as a part of an error; "" if it does."""
+
     def exported(
         self, config: Config, params: Params, options: ExportOptions
     ) -> tuple[Config, Params]:
-        """Return the head as it is exported; InputError for options that it does not take."""
+        """Return the head as it is exported.
+
+        Raises InputError for options that it does not take, and where a server would not find the
+        target.
+        """
+        source, server, text = options.source, options.server, config.text_config
+        if server is not None and (reason := self.refusal(config, server)):
+            raise InputError(f"{source}: {reason}")
+        if options.draft_vocabulary is not None:
+            if not self.cuts_vocabulary:
+                reason = f"{config.title}s keep their draft vocabulary; leave that out"
+                raise InputError(f"{source}: {reason}")
+            words = first_tokens(source, text.draft_vocabulary, options.draft_vocabulary)
+            config = replace(config, text_config=replace(text, draft_vocabulary=words))
+        name = options.target or config.target_name
+        if server is not None and options.target is None and not (name := published_name(name)):
+            raise InputError(
+                f"{source}: its target {config.target_name!r} has no id on the hub, so {server} "
+                "cannot find it; give --vocab-of its hub id or directory"
+            )
+        return replace(config, target_name=name), params
 
     def command(self, config: Config, path: str, server: Server) -> str:
         """Return the command that serves the head's target with the head; "" if none does."""
@@ -148,14 +174,12 @@ class Kind(ABC, Generic[Config]):
         return config.name.replace("_", "-")
 
 
-def renamed(
-    title: str, stored: Mapping[str, StoredTensor], rename: Callable[[str], str]
-) -> dict[str, StoredTensor]:
+def renamed(title: str, stored: Stored, rename: Callable[[str], str]) -> Stored:
     """Return a head's tensors by this library's names; InputError for two of one name.
 
     title: Name of the head's kind.
     """
-    tensors: dict[str, StoredTensor] = {}
+    tensors: Stored = {}
     for name, tensor in stored.items():
         if (first := tensors.setdefault(rename(name), tensor)) is not tensor:
             raise InputError(f"{title}: {first.name} and {name} are the same parameter; remove one")
@@ -170,25 +194,6 @@ def check_one_layer(title: str, names: Iterable[str]) -> None:
     depth = 1 + max((int(match[1]) for name in names if (match := _LAYER.match(name))), default=0)
     if depth > 1:
         raise InputError(f"{title}: has {depth} layers; give a head with one")
-
-
-def with_target(config: Config, options: ExportOptions) -> Config:
-    """Return the configuration with the export's target, of a head that keeps its vocabulary.
-
-    Raises InputError for another vocabulary, and where a server would not find the target.
-    """
-    if options.draft_vocabulary is not None:
-        reason = f"{config.title}s keep their draft vocabulary; leave that out"
-        raise InputError(f"{options.source}: {reason}")
-    name = options.target or config.target_name
-    if options.server is not None and options.target is None:
-        name = published_name(name)
-        if not name:
-            raise InputError(
-                f"{options.source}: its target {config.target_name!r} has no id on the hub, so "
-                f"{options.server} cannot find it; give --vocab-of its hub id or directory"
-            )
-    return replace(config, target_name=name)
 
 
 def vllm_command(target: str, **speculation: Any) -> str:
@@ -244,9 +249,7 @@ _BY_WORD = ("lm_head.weight", "markov_head.markov_w2.weight")
 """Tensors with a row for each draft word."""
 
 
-def draft_words(
-    title: str, stored: Mapping[str, StoredTensor], text: RotaryConfig
-) -> tuple[int, ...]:
+def draft_words(title: str, stored: Stored, text: RotaryConfig) -> tuple[int, ...]:
     """Return the target's ids of a head's draft words; () for all tokens in their order.
 
     Args:
@@ -277,7 +280,7 @@ def draft_words(
     return () if np.array_equal(tokens, np.arange(text.vocab_size)) else tuple(tokens.tolist())
 
 
-def with_words(text: RotaryConfig, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def with_words(text: RotaryConfig, tensors: Arrays) -> Arrays:
     """Return a head's tensors with `d2t` and `t2d`, and with its draft words in their order."""
     vocabulary = np.asarray(text.draft_vocabulary or range(text.vocab_size), np.int64)
     order = np.argsort(vocabulary)

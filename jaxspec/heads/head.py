@@ -31,11 +31,16 @@ from jaxspec.config import RotaryConfig
 from jaxspec.heads.config import HeadConfig
 from jaxspec.models.attention import Segment, attend_segments
 from jaxspec.models.decoder import Attention
-from jaxspec.models.layers import call_layer
-from jaxspec.typing import Array, Bool, Float, Int, Params
+from jaxspec.models.layers import INIT, call_layer
+from jaxspec.models.vocabulary import output_rows
+from jaxspec.typing import Array, Bool, Float, Int, Params, Vectors
 
 KeysValues = tuple[Float[Array, "B _K ... S _H"], Float[Array, "B _K ... S _H"]]
 """Keys and values of a layer; with an axis A, those of each anchor's block."""
+Slots = Int[Array, "B T"]
+"""Slots of T tokens, or their positions."""
+Fused = Float[Array, "... fused"]
+"""The target's hidden states of one layer, or those of several side by side."""
 Spans = Int[Any, "B I 2"]
 """First slot and number of slots of each image of a prompt; 0 slots for an absent one."""
 
@@ -150,17 +155,11 @@ class Head(nn.Module):
 
     # what a block computes
 
-    def combine(self, states: Float[Array, "... fused"]) -> Float[Array, "... D"]:
+    def combine(self, states: Fused) -> Vectors:
         """Return the hidden states that the head reads of the target's."""
         return states
 
-    def fuse(
-        self,
-        embeds: Float[Array, "... D"],
-        before: Any,
-        context: Any,
-        newest: Any,
-    ) -> Float[Array, "... width"]:
+    def fuse(self, embeds: Vectors, before: Any, context: Any, newest: Any) -> Array:
         """Return the layers' inputs from embeddings and the hidden states that predicted them.
 
         Args:
@@ -169,7 +168,7 @@ class Head(nn.Module):
         """
         return embeds
 
-    def closed(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Array]:
+    def closed(self, x: Vectors) -> tuple[Vectors, Array]:
         """Return the states that are scored, and those that the next tokens read, of the layers'
         output."""
         normed = self.norm(x)  # pyright: ignore
@@ -240,9 +239,25 @@ class Head(nn.Module):
     # what is copied or drawn
 
     @nn.nowrap
-    def initial(self, target: Params | None, key: jax.Array) -> Params:
-        """Return initial parameters, float32: random, or copied from the target."""
-        return drawn(self, key)
+    def initial(self, target: Params | None, key: jax.Array) -> dict[str, Any]:
+        """Return initial parameters, float32: random, but the target's final norm and output
+        matrix, where the head has its own."""
+        c, text = self.config, self.config.text_config
+        params = drawn(self, key)
+        if c.own_embedding:
+            shape = (c.embedding.vocab_size, c.embedding.hidden_size)
+            params["embed_tokens"] = {"embedding": INIT(key, shape, jnp.float32)}
+        if c.has_output:
+            shape = (text.hidden_size, text.scored_tokens)
+            params["lm_head"] = {"weight": INIT(key, shape, jnp.float32).T}
+        if target is None:
+            return params
+        if "norm" in params:
+            params |= in_float32({"norm": target["model"]["norm"]})
+        if c.has_output:
+            tokens = text.draft_vocabulary or tuple(range(text.vocab_size))
+            params |= in_float32({"lm_head": {"weight": output_rows(target, tokens)}})
+        return params
 
     def everything(self, count: int = 1) -> Any:
         """Run every part once on a row of `count` tokens, so that all parameters are made."""
@@ -273,12 +288,7 @@ class KeyedHead(Head):
 
     @abstractmethod
     def keys(
-        self,
-        states: Float[Array, "B T fused"],
-        after: Float[Array, "B T D"] | None,
-        slots: Int[Array, "B T"],
-        rotary: Int[Array, "B T"],
-        context: Any,
+        self, states: Fused, after: Vectors | None, slots: Slots, rotary: Slots, context: Any
     ) -> list[tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
         """Return each layer's keys and values of tokens that the target has read.
 
@@ -322,11 +332,11 @@ def cache_of(
 
 
 @partial(jax.jit, static_argnums=0)
-def drawn(head: nn.Module, key: jax.Array) -> Params:
+def drawn(head: nn.Module, key: jax.Array) -> dict[str, Any]:
     """Return random parameters of a head's module."""
     return dict(head.init(key, method="everything")["params"])
 
 
-def in_float32(params: Params) -> Params:
+def in_float32(params: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of parameters in float32."""
     return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)

@@ -15,23 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checkpoints.directories import (
-    BIN,
-    SINGLE,
-    quantisation_of,
-    read_config,
-    read_raw_config,
-    write_json,
-    written_whole,
-)
+from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.fitting import contradictions, layouts_in, named_tensors, refuse
-from jaxspec.checkpoints.formats.tensor_files import (
-    StoredTensor,
-    cast,
-    list_directory,
-    list_file,
-    write_tensors,
-)
+from jaxspec.checkpoints.formats import tensor_files
+from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate, model_name
 from jaxspec.config import ModelConfig
@@ -94,19 +81,20 @@ def is_head(path: str | Path) -> bool:
     path = Path(path).expanduser()
     if not (path / "config.json").is_file():
         return False
-    raw = read_raw_config(path)
+    raw = directories.read_raw_config(path)
     if recognised(raw):
         return True
-    file = next((path / name for name in (SINGLE, BIN) if (path / name).is_file()), None)
+    files = (path / name for name in (directories.SINGLE, directories.BIN))
+    file = next(filter(Path.is_file, files), None)
     with suppress(InputError):  # whoever reads the model reports it
-        return file is not None and bool(recognised(raw, list_file(file)))
+        return file is not None and bool(recognised(raw, tensor_files.list_file(file)))
     return False
 
 
 def holds_head(path: Path) -> bool:
     """Return whether a directory holds a draft head, by itself or in a model's own files."""
     return is_head(path) or (
-        (path / "config.json").is_file() and _within(read_raw_config(path)) is not None
+        (path / "config.json").is_file() and _within(directories.read_raw_config(path)) is not None
     )
 
 
@@ -116,7 +104,7 @@ def _within(raw: Mapping[str, Any]) -> Kind[Any] | None:
 
 def read_draft_config(path: Path) -> ModelConfig | HeadConfig:
     """Return the configuration of a draft model or head in a directory; no tensor is read."""
-    return list_head(path)[0] if holds_head(path) else read_config(path)
+    return list_head(path)[0] if holds_head(path) else directories.read_config(path)
 
 
 def save_head(
@@ -137,17 +125,17 @@ def save_head(
       write_more: Writes more files, as in `huggingface.save`, which also raises the same errors.
       server, architectures: See `Kind.written`.
     """
-    by_name = {
-        name: tensor if tensor.dtype == np.int32 else cast(tensor, dtype or tensor.dtype)
-        for name, tensor in named_tensors(params).items()
-    }
+    by_name = named_tensors(params)
+    for name, tensor in by_name.items():
+        if tensor.dtype != np.int32:
+            by_name[name] = tensor_files.cast(tensor, dtype or tensor.dtype)
     kind = kind_of(config)
     raw, tensors = kind.written(config, by_name, server, architectures)
-    with written_whole(path, overwrite) as fresh:
-        write_json(fresh / "config.json", raw)
+    with directories.written_whole(path, overwrite) as fresh:
+        directories.write_json(fresh / "config.json", raw)
         if settings := kind.generation(config):
-            write_json(fresh / "generation_config.json", settings)
-        write_tensors(fresh / SINGLE, tensors)
+            directories.write_json(fresh / "generation_config.json", settings)
+        tensor_files.write_tensors(fresh / directories.SINGLE, tensors)
         if write_more is not None:
             write_more(fresh)
 
@@ -157,12 +145,12 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
 
     Raises InputError for a configuration that this library cannot read.
     """
-    raw = read_raw_config(path)
+    raw = directories.read_raw_config(path)
     problems: list[str] = []
     with collected(problems):
-        if (quantisation := quantisation_of(path, raw)) is not None:
+        if (quantisation := directories.quantisation_of(path, raw)) is not None:
             raise InputError(f"{path}: a quantised head ({quantisation.method}); take the original")
-    stored = {tensor.name: tensor for tensor in list_directory(path, problems)}
+    stored = {tensor.name: tensor for tensor in tensor_files.list_directory(path, problems)}
     kind = recognised(raw, stored.values(), "" if stored else model_name(path)) or _within(raw)
     if not isinstance(kind, Kind):
         kinds = ", ".join(title for kind in KINDS for title in kind.titles)

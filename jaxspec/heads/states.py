@@ -7,14 +7,11 @@ target's, or, of a token that the head drafted itself, its own. It takes the pos
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache
@@ -23,9 +20,8 @@ from jaxspec.config.schema import check_choice
 from jaxspec.errors import InputError
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.files import Kind
-from jaxspec.heads.head import BlockAttention, KeyedHead, Prompt, Reading, cache_of
-from jaxspec.models.layers import INIT
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.heads.head import BlockAttention, Fused, KeyedHead, Prompt, Reading, Slots, cache_of
+from jaxspec.typing import Array, Vectors
 
 ImageRule = Literal["placeholder", "embedding", "unfused", "zero", "compressed"]
 """What a head reads at the slots of an image.
@@ -61,11 +57,6 @@ class StateHeadConfig(HeadConfig):
         return "states", self.target_states, self.shows_images
 
     @property
-    @abstractmethod
-    def embedding_rows(self) -> int:
-        """Return the rows of its own embedding; 0 for a head that reads the target's."""
-
-    @property
     def extras(self) -> dict[str, Any]:
         """Return the entries of config.json that only this library reads."""
         return {
@@ -77,22 +68,6 @@ class StateHeadConfig(HeadConfig):
             rules = ", ".join(self.rules)
             raise InputError(f"{self.title}: unknown image rule {rule!r}; give one of {rules}")
         return replace(self, images=rule)
-
-    @classmethod
-    @abstractmethod
-    def of_target(cls, target: Any, **options: Any) -> Self:
-        """Return the configuration of a new head for a target.
-
-        options: Fields of the head.
-        """
-
-    def _check_shown(self, width: int) -> None:
-        """Raise InputError if the target's embeddings of images have another width than its own."""
-        if self.shows_images and width != self.text_config.hidden_size:
-            raise InputError(
-                f"{self.title}: width {self.text_config.hidden_size}, but the target's embeddings "
-                f"of images have {width}; give the image rule placeholder or zero"
-            )
 
 
 class StateHead(KeyedHead):
@@ -132,25 +107,11 @@ class StateHead(KeyedHead):
         return cache_of([layer.keys_values(x, prompt.rotary) for layer in self.layers])
 
     def keys(
-        self,
-        states: Float[Array, "B T fused"],
-        after: Float[Array, "B T D"] | None,
-        slots: Int[Array, "B T"],
-        rotary: Int[Array, "B T"],
-        context: Any,
+        self, states: Fused, after: Vectors | None, slots: Slots, rotary: Slots, context: Any
     ) -> list[tuple[Array, Array]]:
         assert after is not None
         x = self.fuse(after, self.combine(states), context, slots + self.behind)
         return [layer.keys_values(x, rotary) for layer in self.layers]
-
-    @nn.nowrap
-    def initial(self, target: Params | None, key: jax.Array) -> Params:
-        """Return random parameters, with an embedding if the head has its own."""
-        text, params = self.config.text_config, dict(super().initial(target, key))
-        if rows := self.config.embedding_rows:
-            shape = (rows, text.hidden_size)
-            params["embed_tokens"] = {"embedding": INIT(key, shape, jnp.float32)}
-        return params
 
 
 Config = TypeVar("Config", bound=StateHeadConfig)

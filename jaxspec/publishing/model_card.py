@@ -15,7 +15,7 @@ from jaxspec.checkpoints.locating import REPOSITORY, model_name, published_name
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.heads.config import HeadConfig
-from jaxspec.heads.files import ExportOptions, Server
+from jaxspec.heads.files import Server
 from jaxspec.heads.kinds import kind_of
 from jaxspec.heads.loading import is_head, list_head
 from jaxspec.models.families import family_of
@@ -162,7 +162,7 @@ def write_head_card(
     variables = {
         "has_vision": _target_has_vision(config, target),
         "has_template": True,
-        "served": list(serving_commands(config, params, source, engine)),
+        "served": list(serving_commands(config, engine)),
         "tables": measured_tables(source),
         "note": kind.note,
     }
@@ -174,9 +174,7 @@ def write_head_card(
     _write_card(path, terms, front, name=name, facts=facts, commands=commands, **variables)
 
 
-def serving_commands(
-    config: HeadConfig, params: Params, source: Path, engine: Server | None
-) -> Iterator[str]:
+def serving_commands(config: HeadConfig, engine: Server | None) -> Iterator[str]:
     """Yield the commands that serve a head's target with it, of every engine that reads its files.
 
     speculators' layout is one of its own; another is vLLM's and SGLang's.
@@ -187,12 +185,9 @@ def serving_commands(
         ("speculators",) if engine == "speculators" else ("vllm", "sglang")
     )
     for server in engines:
-        with suppress(InputError):
-            kind.exported(
-                config, params, ExportOptions(source, published.target_name, None, server)
-            )
-            if command := kind.command(published, HERE, server):
-                yield command
+        command = "" if kind.refusal(config, server) else kind.command(published, HERE, server)
+        if command:
+            yield command
 
 
 def _target_has_vision(config: HeadConfig, target: ModelConfig | None) -> bool:

@@ -400,6 +400,14 @@ def test_what_this_library_lacks_is_named(
     assert re.search(line, tiny.one_line(load_head, path))
 
 
+def test_a_start_without_an_output_matrix_takes_no_draft_vocabulary() -> None:
+    """It scores by the target's matrix, so that its parameters have no rows to choose."""
+    target = tiny.gemma4(5 * ("full_attention",), 20)
+    config = DFlashConfig.of_target(target, 1, (2,))
+    with pytest.raises(InputError, match="scores all tokens; give --draft-vocabulary 0"):
+        config.started(config, (3, 4), target)
+
+
 GEMMA = replace(
     tiny.gemma4(("sliding_attention", "full_attention"), 8),
     **{"vocab_size": 40, "final_logit_softcapping": 3.0, "num_hidden_layers": 7},

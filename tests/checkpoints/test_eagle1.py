@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_one_line(
 def test_other_targets_and_options_are_refused(head: Path, tmp_path: Path) -> None:
     config = replace(load_head(head)[0], target_hash="")
     for change in ({"vocab_size": 200}, {"vocab_size": 35}, {"hidden_size": 64}):
-        with pytest.raises(InputError, match="made for a target of width 32 and 36 tokens, but"):
+        with pytest.raises(InputError, match="made for a target of width 32 and 36 tokens, and"):
             config.for_target(replace(TEXT, **change))
     with pytest.raises(InputError, match="made for a target of configuration"):
         load_head(head)[0].for_target(replace(TEXT, rope_theta=5e5))

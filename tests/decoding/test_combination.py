@@ -12,10 +12,12 @@ import pytest
 from jaxspec.decoding.collaboration.combination import (
     Combination,
     Custom,
-    combined,
+    joint_law,
     parse_combination,
 )
-from jaxspec.sampling import Sampling
+from jaxspec.errors import InputError
+from jaxspec.sampling import Sampling, filtered
+from jaxspec.typing import Array
 from tests.tiny import sampling
 from tests.tiny.oracles import numpy_filtered, numpy_softmax
 
@@ -26,6 +28,12 @@ TEMPERATURES = [1.0, 0.7, 2.5, 0.0]
 
 def options(**filters: Any) -> Sampling:
     return sampling(4, temperature=TEMPERATURES, **filters)
+
+
+def combined(combination: Combination, logits: Array, chosen: Sampling) -> Array:
+    """The distribution that the models together draw the next token from."""
+    law, best = joint_law(combination, logits[:, :, None], chosen, None)
+    return filtered(law[:, 0], chosen, best[:, 0])
 
 
 def mean(*weights: float) -> Callable[[np.ndarray, float], np.ndarray]:
@@ -92,6 +100,12 @@ def test_a_token_that_a_model_cannot_know_is_not_written(text: str) -> None:
     alone = combined(parse_combination("logits:0,1", 2), jnp.asarray(logits), options())
     expected = numpy_softmax(logits[1, 0].astype(np.float64), TEMPERATURES[0])
     np.testing.assert_allclose(alone[0], expected, atol=1e-6)  # what has no weight bans nothing
+
+
+@pytest.mark.parametrize("text", ["contrastive:mu=0.1,mu=0.9", "weighted:greedy=mean,greedy=vote"])
+def test_an_option_that_is_there_twice_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"is there twice; give it once"):
+        parse_combination(text, 2)
 
 
 def test_two_readings_of_temperature_zero() -> None:

@@ -165,7 +165,7 @@ def test_it_is_written_by_itself(directory: Path, tmp_path: Path, target: Loaded
     assert again == config
     jax.tree.map(np.testing.assert_array_equal, params, read)
     with pytest.raises(
-        InputError, match=r"made for a target of width 32, .* and 3 layers, and not"
+        InputError, match=r"made for a target of width 32 and .* and 3 layers, and not"
     ):
         config.for_target(tiny.CONFIG)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.trace import accepting_shares, trace_record
+from jaxspec.decoding.records import accepting_shares, trace_record
 from jaxspec.sampling import mix
 from tests.tiny import (
     full_pass,

@@ -60,7 +60,7 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
         told = jnp.asarray(written[:, :1])
         committed = Committed(params, told, jnp.ones(B, jnp.int32), nothing, 1)
         first, scratch = drafter.draft(committed, state, batch.weights, options)
-        state = drafter.commit(state, scratch, Verified(nothing, kept + 1))
+        state = drafter.commit(state, scratch, Verified(kept + 1))
         # Row by row, the newest two of: first token, accepted drafts, correction or bonus.
         told = jnp.concatenate([told, first.tokens, jnp.zeros((B, 1), jnp.int32)], axis=1)
         told = told.at[jnp.arange(B), kept + 1].set(written[:, 1])

@@ -37,7 +37,7 @@ OPTIONS = tiny.sampling(
 
 @partial(jax.jit, static_argnums=0, compiler_options=tiny.QUICK)
 def step(spec: Speculator, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
-    return spec.block(params, state, options)
+    return spec.step(params, state, options)
 
 
 @partial(jax.jit, compiler_options=tiny.QUICK)

@@ -45,7 +45,7 @@ def drafted_blocks(
     def block(state: Any) -> tuple[Draft, Any]:
         committed = Committed(params, state.tokens, state.count, state.target, spec.drafter.reads)
         draft, _ = spec.drafter.draft(committed, state.drafter, jnp.ones((1, 1)), options)
-        return draft, spec.block(params, state, options)
+        return draft, spec.step(params, state, options)
 
     emitted = set()
     for _ in range(count):

@@ -14,7 +14,7 @@ from eval.lib.collaborative.theory import acceptance
 from eval.lib.drafts.comparison import first_prompt
 from jaxspec.cache import KVCache
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.collaboration.combination import Combination, greedy_token
+from jaxspec.decoding.collaboration.combination import Combination
 from jaxspec.decoding.inputs import Member
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests import Request
@@ -44,10 +44,10 @@ class References:
 
     def alphas(self, combination: Combination, temperature: float = 1.0) -> list[float]:
         """Return each model's mean of 1 - TV(d, r); at temperature 0, of equal best tokens."""
+        soft = self._combined(combination, temperature or 1.0)
         if temperature:
-            soft = self._combined(combination, temperature)
             return [float(acceptance(d, soft).mean()) for d in self._alone(temperature)]
-        best = np.asarray(greedy_token(combination, jnp.asarray(self.logits)))
+        best = np.asarray(combination.best(jnp.asarray(self.logits), jnp.asarray(soft)))
         return [float((logits.argmax(-1) == best).mean()) for logits in self.logits]
 
     def _combined(self, combination: Combination, temperature: float) -> np.ndarray:

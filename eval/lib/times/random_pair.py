@@ -290,7 +290,7 @@ def _run_blocks(
     program: Speculator, params: Params, state: DecodeState, options: Sampling, times: int
 ) -> DecodeState:
     def step(_: int, now: DecodeState) -> DecodeState:
-        after = program.block(params, now, options)
+        after = program.step(params, now, options)
         target, drafter = rewound(after.target, state.target), rewound(after.drafter, state.drafter)
         return after.replace(count=state.count, done=state.done, target=target, drafter=drafter)
 

@@ -11,19 +11,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.collaboration.proposals import (
-    Collaboration,
-    SharedState,
-    commit_run,
-    count_calls,
-    log_combined,
-    prefill_members,
-    verify_combined,
-)
-from jaxspec.decoding.inputs import Member, PromptBatch
+from jaxspec.decoding.collaboration import proposals
+from jaxspec.decoding.collaboration.proposals import SharedState
+from jaxspec.decoding.inputs import Member
 from jaxspec.decoding.processors import History, processed
 from jaxspec.decoding.speculative import next_token
-from jaxspec.decoding.state import Pause, history_of, keep_decoding
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Bool, Float, Int, Params
 from jaxspec.verification import Verdict
@@ -41,8 +33,8 @@ class Pending(struct.PyTreeNode):
 
 
 @dataclass(frozen=True)
-class Alternating(Collaboration[Pending]):
-    """Let every model propose in turn (CoS). `params` as for `prefill_members`.
+class Alternating(proposals.Collaboration[Pending]):
+    """Let every model propose in turn (CoS).
 
     The models form a ring. In its turn a model reads all tokens that it has not read: the newest
     committed token and the pending ones. This one pass scores the other models' proposals and gives
@@ -85,33 +77,23 @@ class Alternating(Collaboration[Pending]):
     def most_tokens(self) -> int:
         return sum(self.gammas)
 
-    def scored_prefill(
-        self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> tuple[SharedState[Pending], Float[Array, "M B V"]]:
-        rows, window = len(options.temperature), sum(self.gammas) - min(self.gammas)
+    def pending(self, rows: int) -> Pending:
+        window = sum(self.gammas) - min(self.gammas)
         rings = tuple(
             jnp.zeros((rows, window, member.model.text.vocab_size)) for member in self.members
         )
-        first, none = jnp.full(rows, self.first), jnp.zeros(rows, jnp.int32)
-        pending, spare = Pending(first, none, rings), self.spare_slots
-        return prefill_members(self.members, params, batch, options, new_slots, spare, pending)
+        return Pending(jnp.full(rows, self.first), jnp.zeros(rows, jnp.int32), rings)
 
-    def decode(
-        self,
-        params: Params,
-        state: SharedState[Pending],
-        options: Sampling,
-        pause: Pause | None = None,
+    def step(
+        self, params: Params, state: SharedState[Pending], options: Sampling
     ) -> SharedState[Pending]:
-        def step(state: SharedState[Pending]) -> SharedState[Pending]:
-            for k in range(len(self.members)):
-                model = (self.first + k) % len(self.members)
-                waits = jnp.any((state.drafter.turn == model) & ~state.done)
-                turn = partial(self.turn, model, params, options)
-                state = jax.lax.cond(waits, turn, lambda state: state, state)
-            return state
-
-        return jax.lax.while_loop(lambda state: keep_decoding(state, pause), step, state)
+        """Give every model one turn, in ring order."""
+        for k in range(len(self.members)):
+            model = (self.first + k) % len(self.members)
+            waits = jnp.any((state.drafter.turn == model) & ~state.done)
+            turn = partial(self.turn, model, params, options)
+            state = jax.lax.cond(waits, turn, lambda state: state, state)
+        return state
 
     def turn(
         self, model: int, params: Params, options: Sampling, state: SharedState[Pending]
@@ -127,7 +109,7 @@ class Alternating(Collaboration[Pending]):
             newest = jnp.maximum(state.count, 1)[:, None] - 1  # pending proposals follow it
             tokens = jnp.take_along_axis(state.tokens, newest + jnp.arange(unscored + 1), axis=1)
             logits, cache = self._extend(model, params, tokens, state.target[model], active, 0)
-            state = count_calls(state, model, active.astype(jnp.int32), 1)
+            state = proposals.count_calls(state, model, active.astype(jnp.int32), 1)
 
         with jax.named_scope("verify"):
             drafted = tokens[:, 1 : run + 1]
@@ -142,10 +124,10 @@ class Alternating(Collaboration[Pending]):
                         for m, ring in enumerate(pending.logits)
                     ]
                 )
-                verdict, overlap = verify_combined(
-                    params, scores, drafted, owner, state.count, options, history_of(state)
+                verdict, overlap = proposals.verify_combined(
+                    params, scores, drafted, owner, state.count, options, state.history
                 )
-                logs = None if state.logprobs is None else log_combined(params, scores)
+                logs = None if state.logprobs is None else proposals.log_combined(params, scores)
                 return verdict, overlap, logs
 
             none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(check))
@@ -159,10 +141,12 @@ class Alternating(Collaboration[Pending]):
         if len(self.members) > 2:  # with two models no scored proposal stays pending
             stays = jnp.where(verifying, run, 0)[:, None] <= jnp.arange(unscored)
             stays &= (jnp.arange(unscored) < pending.count[:, None]) & (active & ~falls)[:, None]
-            indices = state.count[:, None] + jnp.arange(unscored)
-            ring = _with_logits(pending, model, indices, stays, logits[:, :unscored])
+            window, rows = ring[model].shape[1], jnp.arange(len(state.count))[:, None]
+            slots = jnp.where(stays, (state.count[:, None] + jnp.arange(unscored)) % window, window)
+            own = ring[model].at[rows, slots].set(logits[:, :unscored], mode="drop")
+            ring = _replaced(ring, model, own)
         state = state.replace(target=_replaced(state.target, model, cache))
-        state = commit_run(state, drafted, verdict, overlap, owner, most, options, logs)
+        state = proposals.commit_run(state, drafted, verdict, overlap, owner, most, options, logs)
 
         with jax.named_scope("propose"):
             proposing = active & ~falls & ~state.done
@@ -219,7 +203,7 @@ class Alternating(Collaboration[Pending]):
             passes = jnp.where(jnp.any(proposing), gamma - 1, 0)
             carry = (token, tokens, ring, state.target[model])
             _, tokens, ring, cache = jax.lax.fori_loop(1, passes + 1, step, carry)
-            state = count_calls(state, model, proposing * (gamma - 1), passes)
+            state = proposals.count_calls(state, model, proposing * (gamma - 1), passes)
             state = state.replace(target=_replaced(state.target, model, cache))
         return state.replace(tokens=tokens), _replaced(rings, model, ring)
 
@@ -239,20 +223,6 @@ class Alternating(Collaboration[Pending]):
         placed = cache.replace(length=jnp.where(active, cache.length + ahead, cache.slots))
         logits, written = self.members[model].model.extend(params["models"][model], tokens, placed)
         return logits, written.replace(length=cache.length)
-
-
-def _with_logits(
-    pending: Pending,
-    model: int,
-    index: Int[Array, "B T"],
-    stays: Bool[Array, "B T"],
-    logits: Float[Array, "B T V"],
-) -> tuple[Array, ...]:
-    """Return the rings with the model's logits written for the tokens at these indices."""
-    ring = pending.logits[model]
-    slots = jnp.where(stays, index % ring.shape[1], ring.shape[1])
-    ring = ring.at[jnp.arange(len(slots))[:, None], slots].set(logits, mode="drop")
-    return _replaced(pending.logits, model, ring)
 
 
 def _replaced(items: tuple[Any, ...], at: int, item: Any) -> tuple[Any, ...]:

@@ -34,37 +34,24 @@ from flax import struct
 from jaxspec.decoding.processors import History, processed
 from jaxspec.decoding.settings import Settings
 from jaxspec.errors import InputError, nearest
-from jaxspec.sampling import Sampling, argmax, by_place, filtered, tempered
+from jaxspec.sampling import Sampling, argmax, by_place, tempered
 from jaxspec.typing import Array, Float, Int
 
 GreedyRule = Literal["mean", "vote"]
+Logits = Float[Array, "M B V"]
+"""Logits of each model."""
 
 
 class Combination(Protocol):
     """Combine distributions. A pytree: its numbers are traced, so a new weight compiles nothing."""
 
-    def soft(
-        self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]
-    ) -> Float[Array, "B V"]:
+    def soft(self, logits: Logits, temperature: Float[Array, " B"]) -> Float[Array, "B V"]:
         """Return the combined distribution before top-k and top-p; temperature 0 counts as 1."""
         ...
 
-    def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
+    def best(self, logits: Logits, soft: Float[Array, "B V"]) -> Int[Array, " B"]:
         """Return the token at temperature 0, given `soft` at temperature 1."""
         ...
-
-
-def combined(
-    combination: Combination, logits: Float[Array, "M B V"], options: Sampling
-) -> Float[Array, "B V"]:
-    """Return the distribution that the models together draw the next token from."""
-    soft = combination.soft(logits, options.temperature)
-    return filtered(soft, options, combination.best(logits, soft))
-
-
-def greedy_token(combination: Combination, logits: Float[Array, "M B V"]) -> Int[Array, " B"]:
-    """Return the token that `combined` takes at temperature 0."""
-    return combination.best(logits, combination.soft(logits, jnp.ones(logits.shape[1])))
 
 
 def default_proposer(combination: Combination, costs: Sequence[float]) -> int:
@@ -91,20 +78,23 @@ def check_settings(combination: object, settings: Settings) -> None:
         )
 
 
-def processed_law(
+def joint_law(
     combination: Combination,
     logits: Float[Array, "M B T V"],
     options: Sampling,
-    history: History,
+    history: History | None,
 ) -> tuple[Float[Array, "B T V"], Int[Array, "B T"]]:
-    """Return the processed distribution at T places before filters, and the greedy tokens.
+    """Return the combined distribution at T places before filters, and the greedy tokens.
 
     Votes have no scores; `check_settings` refuses requests that would change them.
+
+    history: Tokens before the places; None without processors.
     """
-    processors = options.processors
-    assert processors is not None
     soft = by_place(lambda logits: combination.soft(logits, options.temperature))(logits)
     best = jax.vmap(combination.best, in_axes=(-2, -2), out_axes=-1)(logits, soft)
+    processors = options.processors
+    if history is None or processors is None:
+        return soft, best
     warmth = jnp.where(options.temperature > 0, options.temperature, 1.0)[:, None, None]
     scores = processed(warmth * jnp.log(soft), history, processors)
     neutral = processors.neutral[:, None]
@@ -118,12 +108,10 @@ class Weighted(struct.PyTreeNode):
     weights: Float[Array, " M"]
     greedy: GreedyRule = struct.field(pytree_node=False, default="mean")
 
-    def soft(
-        self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]
-    ) -> Float[Array, "B V"]:
+    def soft(self, logits: Logits, temperature: Float[Array, " B"]) -> Float[Array, "B V"]:
         return _sum(self.weights, tempered(logits, temperature))
 
-    def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
+    def best(self, logits: Logits, soft: Float[Array, "B V"]) -> Int[Array, " B"]:
         if self.greedy == "vote":
             ballots = jax.nn.one_hot(argmax(logits), logits.shape[-1])
             votes = _sum(self.weights, ballots)
@@ -143,12 +131,10 @@ class Linear(struct.PyTreeNode):
     plausibility: Float[Array, ""]
     """0 keeps all tokens."""
 
-    def soft(
-        self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]
-    ) -> Float[Array, "B V"]:
+    def soft(self, logits: Logits, temperature: Float[Array, " B"]) -> Float[Array, "B V"]:
         return tempered(self._logits(logits), temperature)
 
-    def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
+    def best(self, logits: Logits, soft: Float[Array, "B V"]) -> Int[Array, " B"]:
         return argmax(self._logits(logits))  # in `soft` small differences may round away
 
     def _logits(self, logits: Float[Array, "M B V"]) -> Float[Array, "B V"]:
@@ -168,15 +154,13 @@ class Custom(struct.PyTreeNode):
     of: Literal["probs", "logits"] = struct.field(pytree_node=False, default="probs")
     """Argument: `probs`, softmax(l_m / T), with the result scaled to sum 1; or `logits`, l_m."""
 
-    def soft(
-        self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]
-    ) -> Float[Array, "B V"]:
+    def soft(self, logits: Logits, temperature: Float[Array, " B"]) -> Float[Array, "B V"]:
         if self.of == "logits":
             return tempered(self.function(logits.astype(jnp.float32)), temperature)
         mass = self.function(tempered(logits, temperature))
         return mass / mass.sum(-1, keepdims=True)
 
-    def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
+    def best(self, logits: Logits, soft: Float[Array, "B V"]) -> Int[Array, " B"]:
         return argmax(soft)
 
 
@@ -193,16 +177,15 @@ def parse_combination(text: str, models: int) -> Combination:
     kind, _, fields = text.partition(":")
     parts = [part.strip() for part in fields.split(",") if part.strip()]
     numbers = [_number(text, part) for part in parts if "=" not in part]
-    options = dict(part.split("=", 1) for part in parts if "=" in part)
     if kind == "weighted":
-        _check_options(text, options, ("greedy",))
+        options = _options(text, parts, ("greedy",))
         return weighted(numbers or [1 / models] * models, models, options.get("greedy", "mean"))
     if kind == "logits":
-        _check_options(text, options, ("plausibility",))
+        options = _options(text, parts, ("plausibility",))
         return linear(text, numbers, models, _number(text, options.get("plausibility", "0")))
     if kind != "contrastive":
         raise InputError(f"combination {text!r}: {kind!r} is unknown; {nearest(kind, KINDS)}")
-    _check_options(text, options, ("mu", "beta", "plausibility"))
+    options = _options(text, parts, ("mu", "beta", "plausibility"))
     if numbers or ("mu" in options and "beta" in options):
         raise InputError(f"combination {text!r}: give mu or beta by name, as contrastive:mu=0.1")
     if models != 2:
@@ -252,10 +235,16 @@ def _sum(weights: Float[Array, " M"], of: Float[Array, "M B V"]) -> Float[Array,
     return (of * weights[:, None, None]).sum(0)
 
 
-def _check_options(text: str, options: dict[str, str], names: tuple[str, ...]) -> None:
-    for name in options:
+def _options(text: str, parts: Sequence[str], names: tuple[str, ...]) -> dict[str, str]:
+    """Return the options by name; InputError for one that is unknown or there twice."""
+    options: dict[str, str] = {}
+    for name, _, value in (part.partition("=") for part in parts if "=" in part):
         if name not in names:
             raise InputError(f"combination {text!r}: no option {name!r}; {nearest(name, names)}")
+        if name in options:
+            raise InputError(f"combination {text!r}: {name} is there twice; give it once")
+        options[name] = value
+    return options
 
 
 def _number(text: str, part: str) -> float:

@@ -8,25 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.collaboration.proposals import (
-    Collaboration,
-    SharedState,
-    commit_run,
-    count_calls,
-    log_combined,
-    prefill_members,
-    verify_combined,
-)
-from jaxspec.decoding.inputs import Member, PromptBatch
+from jaxspec.decoding.collaboration import proposals
+from jaxspec.decoding.collaboration.proposals import SharedState
+from jaxspec.decoding.inputs import Member
 from jaxspec.decoding.processors import processed
 from jaxspec.decoding.speculative import next_token
-from jaxspec.decoding.state import Pause, history_of, keep_decoding, newest
 from jaxspec.sampling import Sampling
-from jaxspec.typing import Array, Float, Params
+from jaxspec.typing import Array, Params
 
 
 @dataclass(frozen=True)
-class OneProposer(Collaboration[None]):
+class OneProposer(proposals.Collaboration[None]):
     """Let one model propose every run, and all models score it."""
 
     members: tuple[Member, ...]
@@ -44,29 +36,12 @@ class OneProposer(Collaboration[None]):
     def most_tokens(self) -> int:
         return self.gamma + 1
 
-    def scored_prefill(
-        self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> tuple[SharedState[None], Float[Array, "M B V"]]:
-        spare = self.spare_slots
-        return prefill_members(self.members, params, batch, options, new_slots, spare, None)
-
-    def decode(
-        self,
-        params: Params,
-        state: SharedState[None],
-        options: Sampling,
-        pause: Pause | None = None,
+    def step(
+        self, params: Params, state: SharedState[None], options: Sampling
     ) -> SharedState[None]:
-        return jax.lax.while_loop(
-            lambda state: keep_decoding(state, pause),
-            lambda state: self.run(params, state, options),
-            state,
-        )
-
-    def run(self, params: Params, state: SharedState[None], options: Sampling) -> SharedState[None]:
         """Run once for all rows: propose, score, verify, commit."""
         live = (~state.done).astype(jnp.int32)
-        last, history = newest(state), history_of(state)
+        last, history = state.newest, state.history
         places = self.gamma + (self.bonus or not self.gamma)
         model = self.members[self.proposer].model
 
@@ -86,8 +61,8 @@ class OneProposer(Collaboration[None]):
 
         logits, caches = [], []
         with jax.named_scope("propose"):
-            proposals = None if history is None else jnp.zeros((len(last), places), jnp.int32)
-            start = (last, state.target[self.proposer], proposals)
+            drafted = None if history is None else jnp.zeros((len(last), places), jnp.int32)
+            start = (last, state.target[self.proposer], drafted)
             (_, cache, _), (tokens, draft_logits) = jax.lax.scan(propose, start, jnp.arange(places))
             drafted = jnp.moveaxis(tokens, 0, 1)[:, : self.gamma]
         with jax.named_scope("score"):
@@ -102,14 +77,16 @@ class OneProposer(Collaboration[None]):
                 logits.append(scores)
                 caches.append(written.replace(length=state.target[m].length))
                 passes = places if m == self.proposer else 1
-                state = count_calls(state, m, passes * live, passes)
+                state = proposals.count_calls(state, m, passes * live, passes)
         with jax.named_scope("verify"):
             stacked = jnp.stack(logits)
-            verdict, overlap = verify_combined(
+            verdict, overlap = proposals.verify_combined(
                 params, stacked, drafted, self.proposer, state.count, options, history
             )
-            logs = None if state.logprobs is None else log_combined(params, stacked)
+            logs = None if state.logprobs is None else proposals.log_combined(params, stacked)
             more = (verdict.count < self.gamma) | (places > self.gamma)
         state = state.replace(target=tuple(caches))
         most = live * (verdict.count + more)
-        return commit_run(state, drafted, verdict, overlap, self.proposer, most, options, logs)
+        return proposals.commit_run(
+            state, drafted, verdict, overlap, self.proposer, most, options, logs
+        )

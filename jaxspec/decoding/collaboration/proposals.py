@@ -14,29 +14,19 @@ Reference: Collaborative Decoding via Speculation (arXiv 2502.01662, ICML 2025).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.collaboration.combination import combined, greedy_token, processed_law
-from jaxspec.decoding.inputs import Member, PromptBatch, Prompts
+from jaxspec.decoding.collaboration.combination import joint_law
+from jaxspec.decoding.inputs import PromptBatch, Prompts
 from jaxspec.decoding.processors import History, PromptTokens, processed, prompt_tokens
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.speculative import copied
-from jaxspec.decoding.state import (
-    DecodeState,
-    Drafting,
-    append,
-    begun,
-    draw_next,
-    init_state,
-    same_values,
-    step_keys,
-)
+from jaxspec.decoding.state import DecodeState, Drafting, draw_next, same_values, step_keys
 from jaxspec.sampling import Sampling, by_place, distribution, filtered
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, match, rejection
@@ -73,7 +63,10 @@ SharedState = DecodeState[tuple[KVCache, ...], Drafting, CollaborationStats]
 
 
 class Collaboration(Program[SharedState[Drafting]]):
-    """Share what all collaborative programs need."""
+    """Share what all collaborative programs need.
+
+    `params` is {"models": a tuple of parameters, "combination": a `Combination`}.
+    """
 
     def weights(self, params: Params) -> tuple[Params, ...]:
         return params["models"]
@@ -89,48 +82,35 @@ class Collaboration(Program[SharedState[Drafting]]):
         options: Sampling,
     ) -> SharedState[Drafting]:
         first = first_combined(params, logits, state.prompt, options)
-        return begun(state, log_combined(params, logits), first, options)
+        return state.begun(log_combined(params, logits), first, options)
 
+    def pending(self, rows: int) -> Any:
+        """Return the pending proposals before the first step; None if the program keeps none."""
+        return None
 
-def prefill_members(
-    members: Sequence[Member],
-    params: Params,
-    batch: PromptBatch,
-    options: Sampling,
-    new_slots: int,
-    spare: int,
-    pending: Drafting,
-) -> tuple[SharedState[Drafting], Float[Array, "M B V"]]:
-    """Prefill every member and draw the first new token from their combination; return the logits
-    too.
-
-    Args:
-      params: {"models": a tuple of parameters, "combination": a `Combination`}.
-      spare: Number of cache slots past the last new token that a pass may write.
-      pending: Pending proposals, if the program keeps any.
-    """
-    logits, caches = [], []
-    prompts = (Prompts(batch.target, batch.images), *batch.peers)
-    for member, weights, prompt in zip(members, params["models"], prompts, strict=True):
-        model, rows = member.model, prompt.rows
-        features = None if prompt.images is None else model.encode(weights, prompt.images)
-        embeds = model.embed(weights, rows, features, member.pool)
-        after, cache = model.prefill(
-            weights, embeds, rows, rows.tokens.shape[1] + new_slots + spare
-        )
-        logits.append(after)
-        caches.append(cache)
-    prompt = prompt_tokens(batch.target, logits[0].shape[-1], options.processors)
-    logits, caches, prompt = copied((logits, tuple(caches), prompt), batch, options)
-    stacked = jnp.stack(logits)
-    first = first_combined(params, stacked, prompt, options)
-    zero = jnp.zeros_like(first)
-    per_model = jnp.zeros((len(zero), len(members)), jnp.int32)
-    overlap = per_model.astype(jnp.float32)
-    stats = CollaborationStats(zero, zero, per_model, per_model, per_model, overlap, per_model)
-    logs = log_combined(params, stacked)
-    slots = new_slots + spare
-    return init_state(logs, first, caches, stats, options, slots, prompt, pending), stacked
+    def scored_prefill(
+        self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+    ) -> tuple[SharedState[Drafting], Float[Array, "M B V"]]:
+        """Prefill every member, and draw the first new token from their combination."""
+        logits, caches, slots = [], [], new_slots + self.spare_slots
+        prompts = (Prompts(batch.target, batch.images), *batch.peers)
+        for member, weights, prompt in zip(self.members, params["models"], prompts, strict=True):
+            embeds = member.embed(weights, prompt)
+            room = prompt.rows.tokens.shape[1] + slots
+            after, cache = member.model.prefill(weights, embeds, prompt.rows, room)
+            logits.append(after)
+            caches.append(cache)
+        prompt = prompt_tokens(batch.target, logits[0].shape[-1], options.processors)
+        logits, caches, prompt = copied((logits, tuple(caches), prompt), batch, options)
+        stacked = jnp.stack(logits)
+        first = first_combined(params, stacked, prompt, options)
+        zero = jnp.zeros_like(first)
+        per_model = jnp.zeros((len(zero), len(caches)), jnp.int32)
+        overlap = per_model.astype(jnp.float32)
+        stats = CollaborationStats(zero, zero, per_model, per_model, per_model, overlap, per_model)
+        logs = log_combined(params, stacked)
+        state = DecodeState.prefilled(logs, first, caches, stats, options, slots, prompt)
+        return state.replace(drafter=self.pending(len(first))), stacked
 
 
 def first_combined(
@@ -160,17 +140,9 @@ def draw_combined(
     history: History | None,
 ) -> Int[Array, " B"]:
     """Draw the token at an index from the combined distribution."""
-    combination = params["combination"]
-    if history is not None:
-        law, best = processed_law(combination, logits[:, :, None], options, history)
-        law, best = law[:, 0], best[:, 0]
-        return draw_next(lambda: best, lambda: filtered(law, options, best), index, options)
-    return draw_next(
-        lambda: greedy_token(combination, logits),
-        lambda: combined(combination, logits, options),
-        index,
-        options,
-    )
+    law, best = joint_law(params["combination"], logits[:, :, None], options, history)
+    law, best = law[:, 0], best[:, 0]
+    return draw_next(lambda: best, lambda: filtered(law, options, best), index, options)
 
 
 def verify_combined(
@@ -192,22 +164,16 @@ def verify_combined(
     if not drafted.shape[1]:
         token = draw_combined(params, logits[:, :, 0], count, options, history)
         return Verdict(jnp.zeros_like(token), token), jnp.zeros(drafted.shape)
-    combination, length = params["combination"], drafted.shape[1]
-    law, draft_scores = None, logits[proposer]
+    length = drafted.shape[1]
     if history is not None:
         history = history.behind(drafted, jnp.tri(logits.shape[2], length, -1, dtype=bool)[None])
-        law = processed_law(combination, logits, options, history)
-        draft_scores = processed(draft_scores, history, options.processors)
+    law, best = joint_law(params["combination"], logits, options, history)
     if options.greedy:
-        greedy = jax.vmap(partial(greedy_token, combination), in_axes=-2, out_axes=-1)
-        best = greedy(logits) if law is None else law[1]
         unread = jnp.zeros((0, *drafted.shape, logits.shape[-1]))
         chance = (drafted == best[:, :length]).astype(jnp.float32)
         return match(best, Draft(drafted, None, unread)), chance
-    if law is None:
-        r = by_place(lambda logits: combined(combination, logits, options))(logits)
-    else:
-        r = jax.vmap(filtered, in_axes=(1, None, 1), out_axes=1)(law[0], options, law[1])
+    draft_scores = processed(logits[proposer], history, options.processors)
+    r = jax.vmap(filtered, in_axes=(1, None, 1), out_axes=1)(law, options, best)
     d = by_place(lambda scores: distribution(scores, options))(draft_scores[:, :length])
     keys = step_keys(options, count, VERIFY)
     verdict = rejection(r, Draft(drafted, d, d[None]), keys, options.temperature == 0)
@@ -228,7 +194,7 @@ def commit_run(
 
     logs: Result of `log_combined` for the run; None without a record of log probabilities.
     """
-    state, emitted = append(state, drafted, verdict, most, options, logs)
+    state, emitted = state.appended(drafted, verdict, most, options, logs)
     is_proposer = jnp.arange(len(state.target)) == proposer
     accepted = jnp.minimum(verdict.count, emitted)
     # The first rejected proposal was tested too, if its replacement was emitted.

@@ -19,7 +19,7 @@ from jaxspec.decoding.sources.lookup import backed_off
 from jaxspec.decoding.sources.source import Committed, Prefilled, Source, Verified
 from jaxspec.decoding.state import step_keys
 from jaxspec.sampling import Sampling, by_place, fit_vocabulary, mix, tempered
-from jaxspec.typing import Array, Bool, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int, Tokens
 from jaxspec.verification import Draft
 
 States = tuple[Any, ...]
@@ -99,20 +99,12 @@ class Drafter(ABC):
 
     @abstractmethod
     def _propose(
-        self,
-        committed: Committed,
-        mixing: Mixing,
-        scores: Float[Array, "R B one V"],
-        scratch: States,
+        self, committed: Committed, mixing: Mixing, scores: Float[Array, "R B T V"], scratch: States
     ) -> tuple[Draft, States]:
         """Propose a block, given the scores of the token after the newest one."""
 
     def score(
-        self,
-        committed: Committed,
-        scratch: States,
-        tokens: Int[Array, "B T"],
-        tree: TreeMask | None = None,
+        self, committed: Committed, scratch: States, tokens: Tokens, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "R B T V"], States]:
         """Return all scores after each of T drafted tokens, or nodes of a tree."""
         return self._joined(

@@ -23,7 +23,7 @@ from jaxspec.models.families import abstract_params, split_tower
 from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.rows import bucket
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Float, Int, Params, Tokens
 
 Tree = TypeVar("Tree")
 
@@ -131,11 +131,7 @@ class DraftModel(Source[DraftState, KVCache]):
         return scores[:, :, 1:], cache
 
     def score(
-        self,
-        committed: Committed,
-        scratch: KVCache,
-        tokens: Int[Array, "B T"],
-        tree: TreeMask | None = None,
+        self, committed: Committed, scratch: KVCache, tokens: Tokens, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "R B T V"], KVCache]:
         """Let all views read the same tokens."""
         extend = partial(self.model.extend, committed.params[self.name])

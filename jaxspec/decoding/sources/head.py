@@ -15,16 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.cache import KVCache, TreeMask, newest_hidden, states_after, write_or_fill
+from jaxspec.cache import KVCache, TreeMask, newest_hidden, states_after, write
 from jaxspec.decoding.inputs import Images
-from jaxspec.decoding.sources.source import (
-    Buckets,
-    Committed,
-    Prefilled,
-    Source,
-    Verified,
-)
-from jaxspec.heads.blocks import correction, embedder, joined, keys_of, mask_of, prompt_of
+from jaxspec.decoding.sources.source import Buckets, Committed, Prefilled, Source, Verified
+from jaxspec.heads.blocks import embedder, joined, keys_of, mask_of, prompt_of
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.head import Head, KeyedHead, KeysValues, Places, Reading, empty_room
 from jaxspec.heads.making import abstract_head, head_shardings, module_of
@@ -34,7 +28,7 @@ from jaxspec.models.layers import apply
 from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.prompts.rows import bucket, image_spans
 from jaxspec.sharding import gather
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Float, Int, Params, Tokens, Vectors
 
 
 class Drafted(struct.PyTreeNode):
@@ -56,6 +50,9 @@ class Planned(struct.PyTreeNode):
     scores: Float[Array, "B J V"]
     place: Int[Array, ""]
     """Place of the next token, 0 at first; all nodes of a tree's level have the same."""
+
+
+Block = Drafted | Planned
 
 
 @dataclass(frozen=True)
@@ -132,9 +129,7 @@ class HeadSource(Source[Any, Any]):
             state,
         )
 
-    def begin(
-        self, committed: Committed, state: Any
-    ) -> tuple[Float[Array, "one B one V"], Drafted | Planned]:
+    def begin(self, committed: Committed, state: Any) -> tuple[Float[Array, "one B one V"], Block]:
         """Read only the newest token, since the target has read the others."""
         context, target = self._caught_up(committed, state), committed.target
         newest, before = committed.newest(1, 1), None
@@ -148,12 +143,8 @@ class HeadSource(Source[Any, Any]):
         return self._read(committed, block, newest, before, None)
 
     def score(
-        self,
-        committed: Committed,
-        scratch: Drafted | Planned,
-        tokens: Int[Array, "B T"],
-        tree: TreeMask | None = None,
-    ) -> tuple[Float[Array, "one B T V"], Drafted | Planned]:
+        self, committed: Committed, scratch: Block, tokens: Tokens, tree: TreeMask | None = None
+    ) -> tuple[Float[Array, "one B T V"], Block]:
         """Read drafted tokens, each next to the head's own state before it.
 
         A block from one pass was read already: return what follows each token at the plan's place.
@@ -161,9 +152,11 @@ class HeadSource(Source[Any, Any]):
         if isinstance(scratch, Planned):
             scores = jax.lax.dynamic_slice_in_dim(scratch.scores, scratch.place, 1, axis=1)
             scores = jnp.broadcast_to(scores, (*tokens.shape, scores.shape[-1]))
-            return self._corrected(committed, scores, tokens), scratch.replace(
-                place=scratch.place + 1
-            )
+            if self.config.corrects:  # the terms of a Markov head for these tokens
+                embeds = self._embed(committed.params, tokens)
+                added = self._apply(committed.params, "correction", tokens, embeds)
+                scores += fill_vocabulary(self.model.text, added)
+            return scores[None], scratch.replace(place=scratch.place + 1)
         before = None
         if scratch.states is not None:
             above = scratch.read[None, None] - 1
@@ -172,7 +165,7 @@ class HeadSource(Source[Any, Any]):
             before = jnp.take_along_axis(scratch.states, above[..., None], axis=1)
         return self._read(committed, scratch, tokens, before, tree)
 
-    def commit(self, state: Any, scratch: Drafted | Planned, verified: Verified) -> Any:
+    def commit(self, state: Any, scratch: Block, verified: Verified) -> Any:
         """Keep the context, which the next block extends by what was verified."""
         return scratch.context
 
@@ -198,10 +191,7 @@ class HeadSource(Source[Any, Any]):
             committed.params, "keys", states, after, slots, self._rotary(target, slots), context
         )
         keys, values = (
-            tuple(
-                write_or_fill(leaf, new, slots, None)
-                for leaf, new in zip(leaves, news, strict=True)
-            )
+            tuple(write(leaf, new, slots) for leaf, new in zip(leaves, news, strict=True))
             for leaves, news in zip((context.k, context.v), zip(*pairs, strict=True), strict=True)
         )
         length = context.length + jnp.minimum(missing, width)
@@ -211,7 +201,7 @@ class HeadSource(Source[Any, Any]):
         self,
         committed: Committed,
         block: Drafted,
-        tokens: Int[Array, "B T"],
+        tokens: Tokens,
         before: Float[Array, "B T D"] | None,
         tree: TreeMask | None,
     ) -> tuple[Float[Array, "one B T V"], Drafted]:
@@ -247,12 +237,8 @@ class HeadSource(Source[Any, Any]):
         return self._scores(params, hidden)[None], block
 
     def _planned(
-        self,
-        committed: Committed,
-        context: Any,
-        newest: Int[Array, "B one"],
-        before: Float[Array, "B one D"] | None,
-    ) -> tuple[Float[Array, "one B one V"], Drafted | Planned]:
+        self, committed: Committed, context: Any, newest: Tokens, before: Vectors | None
+    ) -> tuple[Float[Array, "one B one V"], Block]:
         """Return the scores of the token after the newest one, and the plan of a block."""
         params, target, module = committed.params, committed.target, self.module
         width = self.config.slots_of(self.gamma)
@@ -271,16 +257,6 @@ class HeadSource(Source[Any, Any]):
         scores = self._scores(params, hidden)
         return self.score(committed, Planned(context, scores, jnp.zeros((), jnp.int32)), newest)
 
-    def _corrected(
-        self, committed: Committed, scores: Float[Array, "B T V"], tokens: Int[Array, "B T"]
-    ) -> Float[Array, "one B T V"]:
-        """Return the scores after tokens, with the terms of a Markov head for these tokens."""
-        if self.config.corrects:
-            params, embed = committed.params, partial(self._embed, committed.params)
-            added = correction(self.config, params[self.name], tokens, embed)
-            scores += fill_vocabulary(self.model.text, added)
-        return scores[None]
-
     def _scores(self, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Return the scores of hidden states, whole rows on each device of a mesh."""
         if self.config.scores_itself:
@@ -295,7 +271,7 @@ class HeadSource(Source[Any, Any]):
         """Return the positions of the target's slots, which images shift with M-RoPE."""
         return slots + target.shift[:, None] if self.config.follows_mrope else slots
 
-    def _embed(self, params: Params, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    def _embed(self, params: Params, tokens: Tokens) -> Float[Array, "B T D"]:
         return embedder(self.config, params[self.name], params["target"])(tokens)
 
     def _apply(self, params: Params, method: str, *inputs: Any) -> Any:

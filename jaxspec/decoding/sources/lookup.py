@@ -26,7 +26,7 @@ from jaxspec.decoding.processors import NO_TOKEN, ending_at, right_aligned
 from jaxspec.decoding.sources.source import Committed, Prefilled, Source, Verified
 from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.sampling import largest
-from jaxspec.typing import Array, Bool, Float, Int, Params
+from jaxspec.typing import Array, Bool, Float, Int, Params, Tokens
 
 LOOKUP = "lookup"
 """Its name among the views of `EngineConfig`."""
@@ -163,11 +163,7 @@ class Lookup(Source[Text, Search]):
         return self.score(committed, Search(text, common), committed.newest(1, 1))
 
     def score(
-        self,
-        committed: Committed,
-        scratch: Search,
-        tokens: Int[Array, "B T"],
-        tree: TreeMask | None = None,
+        self, committed: Committed, scratch: Search, tokens: Tokens, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "one B T V"], Search]:
         probs, text = scratch.text.read(tokens, self.vocabulary, tree)
         if scratch.common is not None:

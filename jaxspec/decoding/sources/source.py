@@ -28,7 +28,7 @@ from jaxspec.decoding.inputs import Images, Member, PromptBatch
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import replicated
-from jaxspec.typing import Array, Bool, Float, Int, Params
+from jaxspec.typing import Array, Bool, Float, Int, Params, Tokens
 
 State = TypeVar("State")
 """What a source carries from block to block: leaves [r*B, ...], for its r rows of the mixture."""
@@ -66,7 +66,7 @@ class Committed:
     reads: int
     """Number of tokens that sources read in a block: the newest, and drafted ones."""
 
-    def newest(self, count: int | Array, width: int) -> Int[Array, "B T"]:
+    def newest(self, count: int | Array, width: int) -> Tokens:
         """Return `width` new tokens, of which the first `count` are the newest committed ones."""
         first = jnp.broadcast_to(self.count - count, self.count.shape)
         indices = first[:, None] + jnp.arange(width)
@@ -78,19 +78,12 @@ class Committed:
 class Verified:
     """Hold what the target verified of a block."""
 
-    target: KVCache
-    """The target's cache, of all committed tokens except the newest."""
     emitted: Int[Array, " B"]
     """Number of tokens that the block added: accepted drafts and the token after them."""
     path: Int[Array, "B J"] | None = None
     """Nodes on a tree's accepted path, numbered in the order in which sources read them; None for
     a chain. If they read the root, a and b, and b is accepted, path is [2, -1, ...]: no source has
     read node -1."""
-
-    @property
-    def start(self) -> Int[Array, " B"]:
-        """Return the number of tokens that the target had read before the block."""
-        return self.target.length - self.emitted
 
 
 class Buckets(NamedTuple):
@@ -167,11 +160,7 @@ class Source(ABC, Generic[State, Scratch]):
 
     @abstractmethod
     def score(
-        self,
-        committed: Committed,
-        scratch: Scratch,
-        tokens: Int[Array, "B T"],
-        tree: TreeMask | None = None,
+        self, committed: Committed, scratch: Scratch, tokens: Tokens, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "rows B T V"], Scratch]:
         """Read T drafted tokens, or nodes of a tree; score the token after each."""
 

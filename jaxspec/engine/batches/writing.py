@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxspec.decoding.processors import NO_TOKEN
-from jaxspec.decoding.trace import trace_record
+from jaxspec.decoding.records import trace_record
 from jaxspec.engine.batches.batcher import Batcher
 from jaxspec.engine.batches.pace import Pace
 from jaxspec.engine.evidence import Progress

@@ -36,12 +36,12 @@ from jaxspec.config.schema import check_positive, known_fields
 from jaxspec.config.text import FULL, SLIDING, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import HeadConfig
-from jaxspec.heads.files import Arrays, ExportOptions, Kind, Server, vllm_command, with_target
+from jaxspec.heads.files import Arrays, Kind, Server, vllm_command
 from jaxspec.heads.head import BlockAttention, Head, Places, Reading
 from jaxspec.models.attention import Segment
 from jaxspec.models.decoder import Attention, Decoder, Layer
 from jaxspec.models.layers import Dense, wide
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Float, Vectors
 
 ASSISTANTS = {
     "gemma4_assistant": "gemma4_text",
@@ -93,20 +93,12 @@ class AssistantConfig(HeadConfig):
             )
 
     @property
-    def states_width(self) -> int:
-        return self.backbone_hidden_size
-
-    @property
     def key_layers_read(self) -> tuple[int, ...]:
         return self.key_layers or tuple(range(self.text_config.num_hidden_layers))
 
     @property
     def scores_itself(self) -> bool:
         return self.num_centroids > 0
-
-    @property
-    def target_states(self) -> tuple[int, ...]:
-        return ()
 
     @property
     def embedding(self) -> RotaryConfig:
@@ -152,12 +144,6 @@ class AssistantConfig(HeadConfig):
                     f"target's has {groups} of {source.head_dim}; give the assistant's own target"
                 )
         return replace(self, key_layers=tuple(last[kind] for kind in layers.layer_types))
-
-    def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
-        """Return the configuration with the trained layers, whatever their number and sizes."""
-        text = replace(trained.text_config, draft_vocabulary=vocabulary)
-        fitted = replace(trained, text_config=text).for_target(target)
-        return replace(fitted, gamma=self.gamma, target_name=self.target_name)
 
     @classmethod
     def of_target(cls, target: Any, layers: int = 4, width: int = 1024, **options: Any) -> Self:
@@ -286,18 +272,10 @@ class AssistantHead(Head):
             segments.append([Segment(reading.k[i], reading.v[i], seen)])
         return segments
 
-    def fuse(
-        self,
-        embeds: Float[Array, "B T backbone"],
-        before: Float[Array, "B T backbone"],
-        context: Any,
-        newest: Int[Array, "#B roots"],
-    ) -> Float[Array, "B T D"]:
+    def fuse(self, embeds: Vectors, before: Vectors, context: Any, newest: Any) -> Array:
         return self.pre_projection(jnp.concatenate([embeds, before], axis=-1))
 
-    def closed(
-        self, x: Float[Array, "B T D"]
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T backbone"]]:
+    def closed(self, x: Vectors) -> tuple[Vectors, Array]:
         hidden = self.model.norm(x)
         return hidden, self.post_projection(hidden)
 
@@ -343,13 +321,10 @@ class AssistantKind(Kind[AssistantConfig]):
         dtype = str(tensors["pre_projection.weight"].dtype)
         return config.to_dict() | {"dtype": dtype}, tensors
 
-    def exported(
-        self, config: AssistantConfig, params: Params, options: ExportOptions
-    ) -> tuple[AssistantConfig, Params]:
-        if options.server not in (None, "vllm"):
-            advice = f"which is written in one layout, not for {options.server}; leave that out"
-            raise InputError(f"{options.source}: a {config.title}, {advice}")
-        return with_target(config, options), params
+    def refusal(self, config: AssistantConfig, server: Server) -> str:
+        if server == "vllm":
+            return ""
+        return f"a {config.title}, which is written in one layout, not for {server}; leave that out"
 
     def command(self, config: AssistantConfig, path: str, server: Server) -> str:
         count = config.gamma

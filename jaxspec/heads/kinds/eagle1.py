@@ -33,18 +33,16 @@ from typing import Any, ClassVar, Self, TypeVar
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.config.schema import known_fields
 from jaxspec.config.text import Biases, LlamaConfig, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import check_entries, check_rotary, shared_sizes, target_hash
-from jaxspec.heads.files import Arrays, ExportOptions, Server, check_one_layer, renamed
+from jaxspec.heads.files import Arrays, Server, Stored, check_one_layer, renamed
 from jaxspec.heads.states import StateHead, StateHeadConfig, StateKind
 from jaxspec.models.decoder import Attention
 from jaxspec.models.layers import Dense, GatedMLP, RMSNorm
-from jaxspec.models.vocabulary import first_tokens
 from jaxspec.sharding import Axes
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Float, Vectors
 
 _SPARE = 64
 """Most padding tokens by which a target's vocabulary exceeds the head's embedding."""
@@ -102,33 +100,20 @@ class Eagle1Config(StateHeadConfig):
     rules: ClassVar = ("placeholder", "embedding", "unfused", "zero")
 
     @property
-    def target_states(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def states_width(self) -> int:
-        return self.text_config.hidden_size
-
-    @property
     def embedding(self) -> Eagle1Text:
         text = self.text_config
         return replace(text, vocab_size=text.rows or text.vocab_size)
 
     @property
-    def embedding_rows(self) -> int:
-        text = self.text_config
-        return (text.rows or text.vocab_size) if text.own_embedding else 0
+    def own_embedding(self) -> bool:
+        return self.text_config.own_embedding
 
     def _fitted(self, target: Any, text: TextConfig) -> Self:
         decoder = self.text_config
         width, tokens = decoder.hidden_size, decoder.rows or decoder.vocab_size
         fits = tokens <= text.vocab_size <= tokens + _SPARE * decoder.own_embedding
         if not isinstance(text, RotaryConfig) or text.hidden_size != width or not fits:
-            raise InputError(
-                f"{self.title}: made for a target{self._target_note} of width {width} and {tokens} "
-                f"tokens, but this {target.model_type} has width {text.hidden_size} and "
-                f"{text.vocab_size} tokens; give the head's own target"
-            )
+            raise self._misfit(target, width, tokens)
         rows = 0 if tokens == text.vocab_size else tokens
         return replace(self, text_config=replace(decoder, vocab_size=text.vocab_size, rows=rows))
 
@@ -197,16 +182,10 @@ class Eagle1Head(StateHead):
         text = self.config.text_config
         self.fc = Dense(text.hidden_size, text.fc_bias)
 
-    def fuse(
-        self,
-        embeds: Float[Array, "... D"],
-        before: Float[Array, "... D"],
-        context: Any,
-        newest: Int[Array, "#B roots"],
-    ) -> Float[Array, "... D"]:
+    def fuse(self, embeds: Vectors, before: Vectors, context: Any, newest: Any) -> Vectors:
         return self.fc(jnp.concatenate([embeds, before], axis=-1))
 
-    def closed(self, x: Float[Array, "... D"]) -> tuple[Float[Array, "... D"], Array]:
+    def closed(self, x: Vectors) -> tuple[Vectors, Vectors]:
         return x, x
 
 
@@ -226,6 +205,8 @@ def has_tensors(names: Collection[str]) -> bool:
 class Eagle1Kind(StateKind[Config]):
     """Read heads as they are published, and write them so; only this library reads them."""
 
+    cuts_vocabulary: ClassVar = True
+
     def resembles(
         self, raw: Mapping[str, Any], names: Sequence[str], tensors: Collection[str]
     ) -> bool:
@@ -237,9 +218,7 @@ class Eagle1Kind(StateKind[Config]):
         copied = one_layer and any(map(_OF_IMAGES.search, names))
         return has_tensors(tensors) or copied
 
-    def completed(
-        self, config: Config, stored: dict[str, StoredTensor]
-    ) -> tuple[Config, dict[str, StoredTensor]]:
+    def completed(self, config: Config, stored: Stored) -> tuple[Config, Stored]:
         stored = renamed(config.title, stored, lambda name: name.removeprefix("model."))
         check_one_layer(config.title, stored)
         text = replace(
@@ -256,19 +235,8 @@ class Eagle1Kind(StateKind[Config]):
     ) -> tuple[dict[str, Any], Arrays]:
         return config.to_dict() | {"torch_dtype": str(tensors["fc.weight"].dtype)}, tensors
 
-    def exported(
-        self, config: Config, params: Params, options: ExportOptions
-    ) -> tuple[Config, Params]:
-        if options.server is not None:
-            advice = f"which is not written for {options.server}; leave that out"
-            raise InputError(f"{options.source}: an {config.title}, {advice}")
-        text, name = config.text_config, options.target or config.target_name
-        if options.draft_vocabulary is not None:
-            vocabulary = first_tokens(
-                options.source, text.draft_vocabulary, options.draft_vocabulary
-            )
-            text = replace(text, draft_vocabulary=vocabulary)
-        return replace(config, text_config=text, target_name=name), params
+    def refusal(self, config: Config, server: Server) -> str:
+        return f"an {config.title}, which is not written for {server}; leave that out"
 
     def facts(self, config: Config) -> dict[str, str]:
         return {"image rule": config.images}

@@ -27,17 +27,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.config import RotaryConfig, TextConfig
 from jaxspec.config.decoders import decoder_config
 from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import check_rotary, target_hash
-from jaxspec.heads.files import Arrays, ExportOptions, Kind, Server, with_target
+from jaxspec.heads.files import Arrays, Kind, Server, Stored
 from jaxspec.heads.head import in_float32
 from jaxspec.heads.states import StateHead, StateHeadConfig
 from jaxspec.models.decoder import Layer
 from jaxspec.models.layers import Dense, text_norm
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Int, Params, Vectors
 
 _PREFIX = "model.mtp_layers.0."
 _OF_LAYER = re.compile("self_attn|mlp|(?:input|post_attention)_layernorm")
@@ -60,32 +59,21 @@ class MtpConfig(StateHeadConfig):
     def target_states(self) -> tuple[int, ...]:
         return (self.depth,)
 
-    @property
-    def states_width(self) -> int:
-        return self.text_config.hidden_size
-
-    @property
-    def embedding_rows(self) -> int:
-        return 0
-
     def _fitted(self, target: Any, text: TextConfig) -> Self:
-        mine, depth = self.text_config, text.num_hidden_layers
+        mine, layers = self.text_config, f" and {self.depth} layers"
         sizes = mine.hidden_size, mine.vocab_size, self.depth
-        if not isinstance(text, RotaryConfig) or sizes != (
-            text.hidden_size,
-            text.vocab_size,
-            depth,
-        ):
-            raise InputError(
-                f"{self.title}: made for a target{self._target_note} of width {sizes[0]}, "
-                f"{sizes[1]} tokens and {sizes[2]} layers, and not for this {target.model_type}; "
-                "give the head's own target"
-            )
+        expected = text.hidden_size, text.vocab_size, text.num_hidden_layers
+        if not isinstance(text, RotaryConfig) or sizes != expected:
+            raise self._misfit(target, mine.hidden_size, mine.vocab_size, layers)
         tied = replace(mine, tie_word_embeddings=text.tie_word_embeddings)
         return replace(self, text_config=tied)
 
     @classmethod
     def of_target(cls, target: Any, **options: Any) -> Self:
+        """Return the configuration of a new head for a target.
+
+        options: Fields of the head.
+        """
         text = check_rotary(getattr(target, "text_config", target))
         layer = text.for_head((text.cached_layers - 1,))
         return cls(layer, target_hash(target), depth=text.num_hidden_layers, **options)
@@ -123,26 +111,21 @@ class MtpHead(StateHead):
         self.input_proj = Dense(text.hidden_size, bias=False)
 
     def fuse(
-        self,
-        embeds: Float[Array, "B T D"],
-        before: Float[Array, "B T D"],
-        context: Any,
-        newest: Int[Array, "#B roots"],
-    ) -> Float[Array, "B T D"]:
+        self, embeds: Vectors, before: Vectors, context: Any, newest: Int[Array, "#B roots"]
+    ) -> Vectors:
         embeds = jnp.where((newest == self.behind)[..., None], 0, embeds)
         parts = self.hidden_layernorm(before), self.token_layernorm(embeds)
         return self.input_proj(jnp.concatenate(parts, axis=-1))
 
     @nn.nowrap
-    def initial(self, target: Params | None, key: jax.Array) -> Params:
-        """Return initial parameters, float32: random, but the target's last layer and norm."""
-        params = dict(super().initial(target, key))
+    def initial(self, target: Params | None, key: jax.Array) -> dict[str, Any]:
+        """Return what `Head.initial` does, with a copy of the target's last layer."""
+        params = super().initial(target, key)
         if target is None:
             return params
-        decoder = target["model"]
-        layer = decoder[f"layers_{self.config.depth - 1}"]
+        layer = target["model"][f"layers_{self.config.depth - 1}"]
         copies = {name: layer[name] for name in params["layers_0"]}
-        return {**params, **in_float32({"layers_0": copies, "norm": decoder["norm"]})}
+        return params | in_float32({"layers_0": copies})
 
 
 @dataclass(frozen=True)
@@ -154,9 +137,7 @@ class MtpKind(Kind[MtpConfig]):
             raw.get("num_nextn_predict_layers")
         )
 
-    def completed(
-        self, config: MtpConfig, stored: dict[str, StoredTensor]
-    ) -> tuple[MtpConfig, dict[str, StoredTensor]]:
+    def completed(self, config: MtpConfig, stored: Stored) -> tuple[MtpConfig, Stored]:
         parts = {
             name.removeprefix(_PREFIX): tensor
             for name, tensor in stored.items()
@@ -172,13 +153,8 @@ class MtpKind(Kind[MtpConfig]):
         raw = config.to_dict() | {"torch_dtype": str(tensors["input_proj.weight"].dtype)}
         return raw, {_PREFIX + names[name]: leaf for name, leaf in tensors.items()}
 
-    def exported(
-        self, config: MtpConfig, params: Params, options: ExportOptions
-    ) -> tuple[MtpConfig, Params]:
-        if options.server is not None:
-            advice = f"which {options.server} reads in its target's files; leave that out"
-            raise InputError(f"{options.source}: an {config.title}, {advice}")
-        return with_target(config, options), params
+    def refusal(self, config: MtpConfig, server: Server) -> str:
+        return f"an {config.title}, which {server} reads in its target's files; leave that out"
 
 
 def _placed(name: str) -> str:

@@ -14,10 +14,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxspec.heads.kinds.kv_head import ABOUT, OPTIONS, KVHeadKind
+from jaxspec.heads.kinds.kv_head import ABOUT, OPTIONS, KVHead, KVHeadKind
 from jaxspec.heads.kinds.kv_head import KIND as KV_HEAD
 from jaxspec.heads.kinds.kv_head.config import KVHeadConfig
-from jaxspec.heads.kinds.kv_head.module import KVHead
 from jaxspec.models.layers import INIT, times, wide
 from jaxspec.typing import Array, Float, Int
 

@@ -28,12 +28,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache
-from jaxspec.checkpoints.formats.tensor_files import StoredTensor
+from jaxspec.heads.files import Stored
 from jaxspec.heads.head import Prompt, Reading, cache_of
 from jaxspec.heads.kinds.eagle1 import FC, Eagle1Config, Eagle1Head, Eagle1Kind
 from jaxspec.heads.states import ImageRule
 from jaxspec.models.layers import INIT, Dense
-from jaxspec.typing import Array, Bool, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int, Vectors
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,7 @@ class VispecHead(Eagle1Head):
         last = _vector_before(vectors, jnp.pad(ends, ((0, 0), (0, 1))))[:, -1:]
         return self._image_cache(x, prompt, jnp.where(mask & ~filled, -jnp.inf, 0.0), last)
 
-    def fuse(
-        self,
-        embeds: Float[Array, "... D"],
-        before: Float[Array, "... D"],
-        context: Any,
-        newest: Int[Array, "#B roots"],
-    ) -> Float[Array, "... D"]:
+    def fuse(self, embeds: Vectors, before: Vectors, context: Any, newest: Any) -> Vectors:
         return self._joined(embeds, before, context.image)
 
     def _joined(
@@ -180,9 +174,7 @@ def _vector_before(
 class VispecKind(Eagle1Kind[VispecConfig]):
     """Read and write EAGLE-1 heads with a compressor."""
 
-    def completed(
-        self, config: VispecConfig, stored: dict[str, StoredTensor]
-    ) -> tuple[VispecConfig, dict[str, StoredTensor]]:
+    def completed(self, config: VispecConfig, stored: Stored) -> tuple[VispecConfig, Stored]:
         config, stored = super().completed(config, stored)
         if "imadpt.q" in stored:
             config = replace(config, queries=stored["imadpt.q"].shape[0])

@@ -39,30 +39,102 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from jaxspec.checkpoints.formats.tensor_files import StoredTensor
-from jaxspec.errors import InputError
-from jaxspec.heads.files import (
-    Arrays,
-    ExportOptions,
-    Kind,
-    Server,
-    draft_words,
-    renamed,
-    sglang_command,
-    speculators_entries,
-    vllm_command,
-    window_facts,
-    with_target,
-    with_words,
-)
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxspec.cache import KVCache
+from jaxspec.config.text import RotaryConfig
+from jaxspec.heads import files
+from jaxspec.heads.files import Arrays, Kind, Server, Stored
+from jaxspec.heads.head import BlockAttention, Fused, KeyedHead, Prompt, Reading, Slots, cache_of
 from jaxspec.heads.kinds.dflash.config import DFlashConfig
-from jaxspec.heads.kinds.dflash.module import DFlashHead
-from jaxspec.typing import Params
+from jaxspec.models.decoder import Layer
+from jaxspec.models.layers import INIT, Dense, text_norm
+from jaxspec.typing import Array, Float, Int, Params, Vectors
 
 _UNREAD = re.compile(r"verifier_(norm|lm_head)\.|(d2t|t2d)$")
 """Tensors that no score depends on, or that the configuration holds."""
+
+
+class MarkovHead(nn.Module):
+    """Return what tokens add to the scores of their followers, by a matrix of low rank."""
+
+    config: DFlashConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.markov_w1 = nn.Embed(c.text_config.vocab_size, c.markov, embedding_init=INIT)
+        self.markov_w2 = Dense(c.text_config.scored_tokens, bias=False, widens=True)
+
+    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T words"]:
+        return self.markov_w2(self.markov_w1(tokens)).astype(jnp.float32)
+
+
+class CausalAttention(BlockAttention):
+    """Attend to segments, and to the tokens of the own block up to the query's."""
+
+    def __call__(self, x: Vectors, at: Any, cache: Any) -> tuple[Vectors, Any]:
+        queries, count = at.seen.shape[-2:]
+        before = jnp.tile(jnp.tri(count, dtype=bool), (queries // count, 1))
+        return super().__call__(x, at.replace(seen=at.seen & before), cache)
+
+
+class DFlashHead(KeyedHead):
+    """Hold a head's parameters, and compute its blocks."""
+
+    config: DFlashConfig
+
+    in_one_pass: ClassVar[bool] = True
+    causal: ClassVar[bool] = False
+    reads_before: ClassVar[bool] = False
+
+    def setup(self) -> None:
+        text = self.config.text_config
+        each = [text.of_layer(layer) for layer in range(text.num_hidden_layers)]
+        self.layers = [Layer(layer, self._attention(layer)) for layer in each]
+        self.norm, self.hidden_norm = text_norm(text), text_norm(text)
+        self.fc = Dense(text.hidden_size, bias=False)
+        if self.config.markov:
+            self.markov_head = MarkovHead(self.config)
+
+    def _attention(self, layer: RotaryConfig) -> type[BlockAttention]:
+        slides = layer.sliding_window is not None
+        return CausalAttention if slides and self.config.causal else BlockAttention
+
+    def context(self, reading: Reading, prompt: Prompt) -> KVCache:
+        assert reading.states is not None
+        slots = prompt.rotary
+        return cache_of(self.keys(reading.states[:, : slots.shape[1]], None, slots, slots, None))
+
+    def keys(
+        self, states: Fused, after: Vectors | None, slots: Slots, rotary: Slots, context: Any
+    ) -> list[tuple[Array, Array]]:
+        combined = self.hidden_norm(self.fc(states))
+        return [layer.self_attn.keys_values(combined, rotary) for layer in self.layers]
+
+    def correction(
+        self, tokens: Int[Array, "B T"], embeds: Float[Array, "B T D"]
+    ) -> Float[Array, "B T words"]:
+        """Return what tokens add to the scores of their followers."""
+        return self.markov_head(tokens)
+
+    @nn.nowrap
+    def initial(self, target: Params | None, key: jax.Array) -> dict[str, Any]:
+        """Return what `Head.initial` does, with a Markov head that adds nothing at first."""
+        c, text = self.config, self.config.text_config
+        params = super().initial(target, key)
+        if c.markov:
+            params["markov_head"] = {
+                "markov_w1": {"embedding": INIT(key, (text.vocab_size, c.markov), jnp.float32)},
+                "markov_w2": {"weight": jnp.zeros((text.scored_tokens, c.markov))},
+            }
+        if c.confidence:
+            proj = {"weight": jnp.zeros((1, c.confidence)), "bias": jnp.zeros(1)}
+            params["confidence_head"] = {"proj": proj}
+        return params
 
 
 @dataclass(frozen=True)
@@ -76,11 +148,9 @@ class DFlashKind(Kind[DFlashConfig]):
 
     unread = ("mask_embedding.pt",)  # vLLM's, in place of the mask token's embedding
 
-    def completed(
-        self, config: DFlashConfig, stored: dict[str, StoredTensor]
-    ) -> tuple[DFlashConfig, dict[str, StoredTensor]]:
-        stored = renamed(config.title, stored, lambda name: name.removeprefix("model."))
-        vocabulary = draft_words(config.title, stored, config.text_config)
+    def completed(self, config: DFlashConfig, stored: Stored) -> tuple[DFlashConfig, Stored]:
+        stored = files.renamed(config.title, stored, lambda name: name.removeprefix("model."))
+        vocabulary = files.draft_words(config.title, stored, config.text_config)
         confidence = stored.get("confidence_head.proj.weight")
         config = replace(
             config,
@@ -96,7 +166,7 @@ class DFlashKind(Kind[DFlashConfig]):
     ) -> tuple[dict[str, Any], Arrays]:
         raw = config.to_dict() | {"torch_dtype": str(tensors["fc.weight"].dtype)}
         if config.text_config.draft_vocabulary:
-            tensors = with_words(config.text_config, tensors)
+            tensors = files.with_words(config.text_config, tensors)
         if server != "speculators":
             return raw, tensors
         layers = {*config.text_config.to_hf(), "layer_types"} - {"architectures"}
@@ -104,7 +174,7 @@ class DFlashKind(Kind[DFlashConfig]):
         free = {} if config.causal else {"sliding_window_non_causal": True}
         inner = {name: raw[name] for name in raw if name in layers}
         if (window := config.text_config.sliding_window) is not None:
-            inner["sliding_window"] = window - 1  # see `qwen3_layers`
+            inner["sliding_window"] = window - 1  # see `_qwen3_layers`
         kind = "dspark" if config.of_dspark else "dflash"
         return {
             "architectures": ["DSparkDraftModel" if config.of_dspark else "DFlashDraftModel"],
@@ -114,31 +184,26 @@ class DFlashKind(Kind[DFlashConfig]):
             "tie_word_embeddings": False,
             **{name: raw[name] for name in raw if name not in placed},
             **free,
-            **speculators_entries(kind, config, architectures),
+            **files.speculators_entries(kind, config, architectures),
         }, tensors
 
-    def exported(
-        self, config: DFlashConfig, params: Params, options: ExportOptions
-    ) -> tuple[DFlashConfig, Params]:
-        if options.server == "sglang" and config.keeps_vocabulary:
-            parts = "output matrix, vocabulary or Markov head"
-            raise InputError(f"{options.source}: has its own {parts}, which sglang does not read")
-        text = config.text_config
-        if options.server == "speculators" and (
-            text.embed_scale != 1 or text.final_logit_softcapping is not None
-        ):
-            parts = "an embedding with a factor, or scores with a cap"
-            raise InputError(f"{options.source}: has {parts}, which speculators does not read")
-        return with_target(config, options), params
+    def refusal(self, config: DFlashConfig, server: Server) -> str:
+        text, part = config.text_config, ""
+        if server == "sglang" and config.keeps_vocabulary:
+            part = "its own output matrix, vocabulary or Markov head"
+        scaled = text.embed_scale != 1 or text.final_logit_softcapping is not None
+        if server == "speculators" and scaled:
+            part = "an embedding with a factor, or scores with a cap"
+        return part and f"has {part}, which {server} does not read"
 
     def command(self, config: DFlashConfig, path: str, server: Server) -> str:
         target = config.target_name
         if server == "speculators":
             return f"vllm serve {shlex.quote(path)}"
         if server == "sglang":
-            return sglang_command(target, "DFLASH", path)
+            return files.sglang_command(target, "DFLASH", path)
         method, count = self.tag(config), config.gamma
-        return vllm_command(target, method=method, model=path, num_speculative_tokens=count)
+        return files.vllm_command(target, method=method, model=path, num_speculative_tokens=count)
 
     def tag(self, config: DFlashConfig) -> str:
         return "dspark" if config.of_dspark else "dflash"
@@ -150,7 +215,7 @@ class DFlashKind(Kind[DFlashConfig]):
             "reads": f"the target's hidden states after layers {layers}",
             "drafts": f"{config.gamma} tokens per pass; the {slot}'s slot scores the first",
         }
-        facts |= window_facts(config.text_config)
+        facts |= files.window_facts(config.text_config)
         facts |= {"Markov head": f"rank {config.markov}"} if config.markov else {}
         return facts | ({"confidence head": "kept, not used"} if config.confidence else {})
 

@@ -9,18 +9,10 @@ from typing import Any, ClassVar, Self
 
 from jaxspec.config.gemma4 import Gemma4TextConfig
 from jaxspec.config.schema import known_fields
-from jaxspec.config.text import FULL, TextConfig
+from jaxspec.config.text import FULL, Qwen3Config, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
-from jaxspec.heads.config import (
-    HeadConfig,
-    check_entries,
-    check_rotary,
-    gemma4_layers,
-    placeholder_words,
-    shared_sizes,
-    target_hash,
-)
-from jaxspec.heads.kinds.dflash.text import DFlashText, is_causal, qwen3_layers
+from jaxspec.heads import config as shared
+from jaxspec.heads.config import HeadConfig
 
 ARCHITECTURES = ("DFlashDraftModel", "Qwen3DSparkModel", "Gemma4DSparkModel")
 """Names in config.json: z-lab's, and DSpark's own of both kinds of layers."""
@@ -33,25 +25,36 @@ _NEEDED = {
 """Entries without which a head cannot be read, and their meaning."""
 _READ = frozenset(
     {
-        *(
-            "rms_norm_eps",
-            "dflash_config",
-            "draft_vocab_size",
-            "num_target_layers",
-            "mask_token_id",
-        ),
+        *("rms_norm_eps", "dflash_config", "draft_vocab_size", "num_target_layers"),
         *("block_size", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
         *("enable_confidence_head", "confidence_head_with_markov", "sliding_window_non_causal"),
-        *("markov_rank", "sample_from_anchor", "target_hidden_size"),
+        *("markov_rank", "sample_from_anchor", "target_hidden_size", "mask_token_id"),
         *("target_layer_ids", "aux_hidden_state_layer_ids", "rope_scaling", "num_anchors"),
         *("causal", "is_causal", "final_logit_softcapping"),
     }
 )
+_SLIDING = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+"""Entries that say which layers slide, at the top level or within."""
 _OF_HEADS = re.compile(
     "norm|scale|scaling|softcap|multiplier|neox|conv|selector|sink|gate|causal|swa|window|fc|mask"
     "|predicts"
 )
 """Parts of the names of entries that may change a head's computation."""
+
+
+@dataclass(frozen=True)
+class DFlashText(Qwen3Config):
+    """Describe layers of Qwen3, which may read and score as a target of another family does."""
+
+    embed_scale: float = 1.0  # pyright: ignore
+    final_logit_softcapping: float | None = None  # pyright: ignore
+
+    def to_hf(self) -> dict[str, Any]:
+        out = super().to_hf()
+        del out["embed_scale"]
+        if self.final_logit_softcapping is None:
+            del out["final_logit_softcapping"]
+        return out
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class DFlashConfig(HeadConfig):
     markov: int = 0
     """r: rank of DSpark's Markov head, which adds a term for the token before to a token's score;
     0: none."""
-    own_embedding: bool = False
+    own_embedding: bool = False  # pyright: ignore
     """Whether the head has an embedding of its own, not the target's."""
     scaled: bool = True
     """Whether it reads a Gemma's embedding with the Gemma's factor, and scores by its output matrix
@@ -121,10 +124,6 @@ class DFlashConfig(HeadConfig):
         return self.mask_token
 
     @property
-    def states_width(self) -> int:
-        return len(self.target_layers) * self.text_config.hidden_size
-
-    @property
     def target_states(self) -> tuple[int, ...]:
         return self.target_layers
 
@@ -153,16 +152,9 @@ class DFlashConfig(HeadConfig):
     def _fitted(self, target: Any, text: TextConfig) -> Self:
         decoder, layers, depth = self.text_config, self.target_layers, text.num_hidden_layers
         fits = layers[-1] < depth and self.target_depth in (0, depth)
-        if not fits or (text.hidden_size, text.vocab_size) != (
-            decoder.hidden_size,
-            decoder.vocab_size,
-        ):
-            raise InputError(
-                f"DFlash head: made for a target{self._target_note} of width "
-                f"{decoder.hidden_size} and {decoder.vocab_size} tokens, with layers "
-                f"{list(layers)}, and not for this {target.model_type} of {text.hidden_size}, "
-                f"{text.vocab_size} and {depth} layers; give the head's own target"
-            )
+        expected = decoder.hidden_size, decoder.vocab_size
+        if not fits or (text.hidden_size, text.vocab_size) != expected:
+            raise self._misfit(target, *expected, f", with layers {list(layers)}")
         tied = text.tie_word_embeddings and not self.has_output and not self.own_embedding
         decoder = replace(decoder, tie_word_embeddings=tied)
         if isinstance(decoder, DFlashText) and self.scaled:
@@ -172,11 +164,6 @@ class DFlashConfig(HeadConfig):
                 cap = text.final_logit_softcapping
                 decoder = replace(decoder, final_logit_softcapping=cap)
         return replace(self, text_config=decoder, target_depth=depth)
-
-    def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
-        """Return the trained configuration, with this one's block and target."""
-        names = ("gamma", "target_name", "target_hash")
-        return replace(trained.for_target(target), **{name: getattr(self, name) for name in names})
 
     @classmethod
     def of_target(
@@ -200,9 +187,9 @@ class DFlashConfig(HeadConfig):
           window: Newest tokens that its layers read; 0 reads all.
           options: Further fields.
         """
-        text = check_rotary(getattr(target, "text_config", target))
+        text = shared.check_rotary(getattr(target, "text_config", target))
         decoder = DFlashText(
-            **shared_sizes(text),
+            **shared.shared_sizes(text),
             num_hidden_layers=layers,
             tie_word_embeddings=text.tie_word_embeddings,
             rope_scaling=text.rope_scaling.one_axis,
@@ -210,7 +197,7 @@ class DFlashConfig(HeadConfig):
         )
         head = cls(
             decoder,
-            target_hash(target),
+            shared.target_hash(target),
             mask_token=text.vocab_size - 1 if mask_token is None else mask_token,
             target_layers=tuple(target_layers) or usual_layers(text.num_hidden_layers, layers),
             target_depth=text.num_hidden_layers,
@@ -228,16 +215,16 @@ class DFlashConfig(HeadConfig):
             entries = {**raw, **(raw.get("dflash_config") or {})}
             layers = raw.get("transformer_layer_config") or raw
             whole = {**layers, **entries}
-            check_entries(cls.title, whole, _NEUTRAL, _OF_HEADS, _READ)
+            shared.check_entries(cls.title, whole, _NEUTRAL, _OF_HEADS, _READ)
             for key, meaning in _NEEDED.items():
                 if entries.get(key) is None:
                     raise InputError(f"{cls.title}: config.json lacks {key}; add {meaning}")
             extra, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
             if str(layers.get("model_type")).startswith("gemma4"):
-                text = gemma4_layers(cls.title, layers)
+                text = shared.gemma4_layers(cls.title, layers)
             else:
-                text = qwen3_layers(layers, entries, speculators="speculators_model_type" in raw)
-            vocabulary = placeholder_words(cls.title, entries, text.vocab_size)
+                text = _qwen3_layers(layers, entries, speculators="speculators_model_type" in raw)
+            vocabulary = shared.placeholder_words(cls.title, entries, text.vocab_size)
             text = replace(text, draft_vocabulary=vocabulary)
             if "aux_hidden_state_layer_ids" in entries:
                 states = entries["aux_hidden_state_layer_ids"]
@@ -263,7 +250,7 @@ class DFlashConfig(HeadConfig):
                     "scaled": "speculators_model_type" not in raw,
                     "markov": markov,
                     "gamma": entries["block_size"] - (not anchored),
-                    "causal": is_causal(text, whole),
+                    "causal": _is_causal(text, whole),
                 },
             )
             return cls(**{"text_config": text, "target_hash": ""} | fields)
@@ -298,6 +285,43 @@ class DFlashConfig(HeadConfig):
                 "jaxspec": {"target_hash": self.target_hash, "target_name": self.target_name},
             }
         )
+
+
+def _qwen3_layers(
+    layers: Mapping[str, Any], entries: Mapping[str, Any], speculators: bool
+) -> DFlashText:
+    """Return the configuration of a Qwen3's layers.
+
+    speculators: Whether its window is the number of slots before the block, as in speculators'
+      files. Elsewhere the window counts the newest token too, as here.
+    """
+    heads = {"head_dim": layers["hidden_size"] // layers["num_attention_heads"]}
+    fixed = {"model_type": Qwen3Config.model_type, "draft_vocabulary": None}
+    usual = {} if layers.get("model_type") == Qwen3Config.model_type else heads
+    sliding = {name: entries[name] for name in _SLIDING if name in entries}
+    raw = {**usual, **layers, **fixed, **sliding}
+    window, kinds = shared.windows_of(raw)
+    text = DFlashText.from_hf(raw | {"use_sliding_window": window is not None})
+    return replace(
+        text,
+        rope_scaling=text.rope_scaling.one_axis,
+        tie_word_embeddings=False,
+        # one as long as the context is kept, since its layers may be causal in a block
+        sliding_window=None if window is None else window + speculators,
+        layer_types=kinds,
+    )
+
+
+def _is_causal(text: RotaryConfig, entries: Mapping[str, Any]) -> bool:
+    """Return whether sliding layers are causal in a block, as they are unless the file says
+    otherwise; InputError for full layers that would be."""
+    stated = [entries.get(name) for name in ("is_causal", "causal")]
+    full = text.sliding_window is None or FULL in text.layer_types
+    if True in stated and full:
+        raise InputError("DFlash head: is_causal true in full layers is not supported")
+    if text.sliding_window is None:
+        return True
+    return not (False in stated or entries.get("sliding_window_non_causal"))
 
 
 def _is_anchored(raw: Mapping[str, Any], markov: int) -> bool:

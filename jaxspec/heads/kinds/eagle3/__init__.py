@@ -41,36 +41,22 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from jaxspec.checkpoints.formats.tensor_files import StoredTensor
-from jaxspec.errors import InputError
-from jaxspec.heads.files import (
-    Arrays,
-    ExportOptions,
-    Server,
-    check_one_layer,
-    draft_words,
-    renamed,
-    sglang_command,
-    speculators_entries,
-    vllm_command,
-    window_facts,
-    with_target,
-    with_words,
-)
+import jax.numpy as jnp
+
+from jaxspec.heads import files
+from jaxspec.heads.files import Arrays, Server, Stored
+from jaxspec.heads.head import Fused
 from jaxspec.heads.kinds import eagle1
-from jaxspec.heads.kinds.eagle3.config import (
-    SPECULATORS,
-    Eagle3Config,
-    EagleConfig,
-    GemmaEagleConfig,
-)
-from jaxspec.heads.kinds.eagle3.module import Eagle3Head
-from jaxspec.heads.states import StateKind
-from jaxspec.typing import Params
+from jaxspec.heads.kinds.eagle3 import config as layouts
+from jaxspec.heads.kinds.eagle3.config import Eagle3Config, EagleConfig, GemmaEagleConfig
+from jaxspec.heads.states import StateHead, StateKind
+from jaxspec.models.decoder import Layer
+from jaxspec.models.layers import Dense, RMSNorm, text_norm
+from jaxspec.typing import Array, Float, Vectors
 
 _LAYER = re.compile(r"^(?:midlayer|layers\.0)\.")
 _OUTER = (
@@ -78,6 +64,70 @@ _OUTER = (
     *("eagle_aux_hidden_state_layer_ids", "jaxspec", "torch_dtype"),
 )
 """Entries at the top level of speculators' config.json."""
+
+
+class FusedLayer(Layer):
+    """Run EAGLE-3's layer, whose attention reads an embedding and a hidden state side by side."""
+
+    config: EagleConfig | GemmaEagleConfig
+
+    def setup(self) -> None:
+        super().setup()
+        self.hidden_norm = text_norm(self.config)
+
+    def __call__(
+        self, x: Float[Array, "B T both"], at: Any, cache: Any, more: Array | None = None
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        normed, stream = self._normed(x)
+        out, cache = self.self_attn(normed, at, cache)
+        return self.finish(stream, out), cache
+
+    def keys_values(self, x: Float[Array, "B T both"], rotary: Array) -> tuple[Array, Array]:
+        return self.self_attn.keys_values(self._normed(x)[0], rotary)
+
+    def _normed(self, x: Array) -> tuple[Array, Array]:
+        """Return the attention's input, and the stream that its output is added to."""
+        embeds, hidden = jnp.split(x, 2, axis=-1)
+        normed = self.hidden_norm(hidden)
+        stream = normed if self.config.norm_before_residual else hidden
+        return jnp.concatenate([self.input_layernorm(embeds), normed], axis=-1), stream
+
+
+class Eagle3Head(StateHead):
+    """Hold an EAGLE-3 head's `fc`, norms and layer."""
+
+    config: Eagle3Config
+
+    layer: ClassVar[Callable[..., Any]] = FusedLayer
+
+    def setup(self) -> None:
+        super().setup()
+        text = self.config.text_config
+        self.norm = text_norm(text)
+        self.fc = Dense(text.hidden_size, bias=False)
+        if text.norm_before_fc:
+            self.input_norm = RMSNorm(text.rms_norm_eps)
+        if text.fc_norm:
+            self.fc_norm = [RMSNorm(text.rms_norm_eps) for _ in range(self.config.states)]
+
+    def combine(self, states: Fused) -> Vectors:
+        """Return `fc` of the states, normed together (`norm_before_fc`), one by one
+        (`fc_norm`), or as they are."""
+        text = self.config.text_config
+        if text.norm_before_fc:
+            states = self.input_norm(states)
+        if text.fc_norm:
+            parts = jnp.split(states, len(self.fc_norm), axis=-1)
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            states = jnp.concatenate(normed, axis=-1)
+        return self.fc(states)
+
+    def fuse(self, embeds: Vectors, before: Vectors, context: Any, newest: Any) -> Array:
+        return jnp.concatenate([embeds, before], axis=-1)
+
+    def closed(self, x: Vectors) -> tuple[Vectors, Vectors]:
+        normed = self.norm(x)
+        return normed, normed if self.config.text_config.norm_output else x
 
 
 @dataclass(frozen=True)
@@ -97,9 +147,7 @@ class Eagle3Kind(StateKind[Eagle3Config]):
         normed = any(name.endswith("hidden_norm.weight") for name in tensors)
         return named or ("fc.weight" in tensors and normed)
 
-    def completed(
-        self, config: Eagle3Config, stored: dict[str, StoredTensor]
-    ) -> tuple[Eagle3Config, dict[str, StoredTensor]]:
+    def completed(self, config: Eagle3Config, stored: Stored) -> tuple[Eagle3Config, Stored]:
         """Return the configuration with its draft vocabulary and the optional tensors it has.
 
         A head without an output matrix uses the target's.
@@ -107,10 +155,10 @@ class Eagle3Kind(StateKind[Eagle3Config]):
         Raises InputError for a draft vocabulary that is not a list of the target's tokens, and for
         heads with more layers.
         """
-        stored = renamed(
+        stored = files.renamed(
             config.title, stored, lambda name: _LAYER.sub("layers.0.", name.removeprefix("model."))
         )
-        check_one_layer(config.title, stored)
+        files.check_one_layer(config.title, stored)
         text: Any = replace(
             config.text_config,
             own_embedding="embed_tokens.weight" in stored,
@@ -118,7 +166,7 @@ class Eagle3Kind(StateKind[Eagle3Config]):
         )
         if isinstance(text, EagleConfig):
             text = replace(text, qk_norm="layers.0.self_attn.q_norm.weight" in stored)
-        text = replace(text, draft_vocabulary=draft_words(config.title, stored, text))
+        text = replace(text, draft_vocabulary=files.draft_words(config.title, stored, text))
         parameters = {name: stored[name] for name in stored if name not in ("d2t", "t2d")}
         return replace(config, text_config=text), parameters
 
@@ -126,7 +174,7 @@ class Eagle3Kind(StateKind[Eagle3Config]):
         self, config: Eagle3Config, tensors: Arrays, server: Server, architectures: Sequence[str]
     ) -> tuple[dict[str, Any], Arrays]:
         raw = config.to_dict() | {"torch_dtype": str(tensors["fc.weight"].dtype)}
-        tensors = with_words(config.text_config, tensors)
+        tensors = files.with_words(config.text_config, tensors)
         if isinstance(config.text_config, GemmaEagleConfig):
             return raw, tensors
         if server != "speculators":
@@ -135,30 +183,26 @@ class Eagle3Kind(StateKind[Eagle3Config]):
         inner = {key: value for key, value in raw.items() if key not in outside}
         target_size = inner.pop("target_hidden_size")
         return {
-            "architectures": [SPECULATORS[0]],
+            "architectures": [layouts.SPECULATORS[0]],
             "transformer_layer_config": inner,
             "target_hidden_size": None if target_size == inner["hidden_size"] else target_size,
             "tie_word_embeddings": False,
             **{key: raw[key] for key in _OUTER},
-            **speculators_entries("eagle3", config, architectures),
+            **files.speculators_entries("eagle3", config, architectures),
         }, tensors
 
-    def exported(
-        self, config: Eagle3Config, params: Params, options: ExportOptions
-    ) -> tuple[Eagle3Config, Params]:
-        source, server, text = options.source, options.server, config.text_config
-        unread = ["qk_norm"] if server else []
+    def refusal(self, config: Eagle3Config, server: Server) -> str:
+        text, unread = config.text_config, ["qk_norm"]
         if server == "sglang":
             unread += ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
         if names := [name for name in unread if getattr(text, name)]:
-            raise InputError(f"{source}: has {', '.join(names)}, which {server} does not read")
+            return f"has {', '.join(names)}, which {server} does not read"
         if server == "sglang" and 0 in text.target_layers:
-            reason = "reads the target's embedding, and sglang only layers' outputs"
-            raise InputError(f"{source}: {reason}")
-        return with_target(config, options), params
+            return "reads the target's embedding, and sglang only layers' outputs"
+        return ""
 
     def facts(self, config: Eagle3Config) -> dict[str, str]:
-        return {"image rule": config.images} | window_facts(config.text_config)
+        return {"image rule": config.images} | files.window_facts(config.text_config)
 
     def command(self, config: Eagle3Config, path: str, server: Server) -> str:
         target, count = config.target_name, min(config.gamma, 3)
@@ -169,8 +213,8 @@ class Eagle3Kind(StateKind[Eagle3Config]):
                 f" --speculative-num-steps {count} --speculative-eagle-topk 1"
                 f" --speculative-num-draft-tokens {count + 1}"
             )
-            return sglang_command(target, "EAGLE3", path, steps)
-        return vllm_command(target, method="eagle3", model=path, num_speculative_tokens=count)
+            return files.sglang_command(target, "EAGLE3", path, steps)
+        return files.vllm_command(target, method="eagle3", model=path, num_speculative_tokens=count)
 
 
 KIND = Eagle3Kind(

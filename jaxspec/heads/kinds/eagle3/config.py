@@ -10,15 +10,7 @@ from jaxspec.config.gemma4 import Gemma4TextConfig
 from jaxspec.config.schema import known_fields
 from jaxspec.config.text import SLIDING, LlamaConfig, RotaryConfig, TextConfig
 from jaxspec.errors import InputError, reading
-from jaxspec.heads.config import (
-    check_entries,
-    check_rotary,
-    gemma4_layers,
-    placeholder_words,
-    shared_sizes,
-    target_hash,
-    windows_of,
-)
+from jaxspec.heads import config as shared
 from jaxspec.heads.states import StateHeadConfig
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -83,12 +75,12 @@ class EagleConfig(LlamaConfig):
         The draft vocabulary has the right size, and its tokens are in the file `d2t`. The number of
         layers is 1, because trainers copy the target's; the tensors tell.
         """
-        nested = dict(raw.get("eagle_config") or {})
+        title, nested = Eagle3Config.title, dict(raw.get("eagle_config") or {})
         outputs = nested.pop("eagle_aux_hidden_state_layer_ids", raw.get("target_layer_ids")) or []
         outer = {**raw, **nested, "eagle_config": None, "transformer_layer_config": None}
         decoder = raw.get("transformer_layer_config") or raw
         whole = {**decoder, **outer}
-        check_entries("EAGLE-3 head", whole, _NEUTRAL, _OF_HEADS, _READ)
+        shared.check_entries(title, whole, _NEUTRAL, _OF_HEADS, _READ)
         names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
         entries = {**decoder, **{name: outer.get(name) for name in (*names, "target_hidden_size")}}
         entries |= {"tie_word_embeddings": False, "draft_vocabulary": None}
@@ -98,9 +90,9 @@ class EagleConfig(LlamaConfig):
         ]
         config = super().from_hf(entries)
         kinds = (whole.get("layer_types") or [])[:1]
-        window, _ = windows_of({**whole, "num_hidden_layers": 1, "layer_types": kinds})
+        window, _ = shared.windows_of({**whole, "num_hidden_layers": 1, "layer_types": kinds})
         fields = known_fields(cls, {"sliding_window": window})
-        fields["draft_vocabulary"] = placeholder_words("EAGLE-3 head", outer, config.vocab_size)
+        fields["draft_vocabulary"] = shared.placeholder_words(title, outer, config.vocab_size)
         return replace(config, **fields, target_layers=tuple(sorted(config.target_layers)))
 
     def to_hf(self) -> dict[str, Any]:
@@ -144,10 +136,10 @@ class GemmaEagleConfig(Gemma4TextConfig):
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         """Read DeepSeek's layout; InputError for options that this library lacks."""
         title = Eagle3Config.title
-        check_entries(title, raw, _NEUTRAL, _OF_HEADS, _READ | {"final_logit_softcapping"})
-        layer = gemma4_layers(title, raw)
+        shared.check_entries(title, raw, _NEUTRAL, _OF_HEADS, _READ | {"final_logit_softcapping"})
+        layer = shared.gemma4_layers(title, raw)
         states = {"target_layers": [output + 1 for output in raw["target_layer_ids"]]}
-        vocabulary = placeholder_words(title, raw, layer.vocab_size)
+        vocabulary = shared.placeholder_words(title, raw, layer.vocab_size)
         fields: dict[str, Any] = {**vars(layer), **known_fields(cls, states)}
         return cls(**{**fields, "draft_vocabulary": vocabulary})
 
@@ -197,8 +189,12 @@ class Eagle3Config(StateHeadConfig):
         return self.states * self.text_config.target_hidden_size
 
     @property
-    def embedding_rows(self) -> int:
-        return self.text_config.vocab_size if self.text_config.own_embedding else 0
+    def own_embedding(self) -> bool:
+        return self.text_config.own_embedding
+
+    @property
+    def has_output(self) -> bool:
+        return self.text_config.own_output
 
     @property
     def kept_options(self) -> dict[str, Any]:
@@ -213,21 +209,13 @@ class Eagle3Config(StateHeadConfig):
         expected = decoder.target_hidden_size, decoder.vocab_size
         rotary = isinstance(text, RotaryConfig)
         if not rotary or sizes != expected or max(layers) > text.num_hidden_layers:
+            raise self._misfit(target, *expected, f", with layers {list(layers)}")
+        if self.shows_images and text.hidden_size != decoder.hidden_size:
             raise InputError(
-                f"EAGLE-3 head: made for a target{self._target_note} of width {expected[0]} and "
-                f"{expected[1]} tokens, with layers {list(layers)}, and not for this "
-                f"{target.model_type}; give the head's own target"
+                f"{self.title}: width {decoder.hidden_size}, but the target's embeddings of images "
+                f"have {text.hidden_size}; give the image rule placeholder or zero"
             )
-        self._check_shown(text.hidden_size)
         return replace(self, text_config=replace(decoder, target_layers=layers))
-
-    def _started(self, trained: Self, vocabulary: tuple[int, ...], target: Any) -> Self:
-        """Return the configuration with the trained decoder, draft vocabulary and rule for images.
-
-        A head without an output matrix of its own goes on without one.
-        """
-        fitted = trained.for_target(target)
-        return replace(self, text_config=fitted.text_config, images=fitted.images)
 
     @classmethod
     def of_target(
@@ -247,15 +235,15 @@ class Eagle3Config(StateHeadConfig):
           window: Newest tokens that its layer reads; 0 reads all.
           options: Further fields.
         """
-        text = check_rotary(getattr(target, "text_config", target))
+        text = shared.check_rotary(getattr(target, "text_config", target))
         decoder = EagleConfig(
-            **shared_sizes(text),
+            **shared.shared_sizes(text),
             rope_scaling=text.rope_scaling,
             num_hidden_layers=layers,
             target_layers=tuple(target_layers) or usual_layers(text.num_hidden_layers),
             sliding_window=window or None,
         )
-        return cls(decoder, target_hash(target), **options)
+        return cls(decoder, shared.target_hash(target), **options)
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:

@@ -97,10 +97,6 @@ class KVHeadConfig(KVHeadOptions, HeadConfig):
         return () if self.reads_hidden else None
 
     @property
-    def states_width(self) -> int:
-        return self.text_config.hidden_size if self.reads_hidden else 0
-
-    @property
     def key_layers_read(self) -> tuple[int, ...]:
         return self.key_layers or (-1,) * self.text_config.num_hidden_layers
 
