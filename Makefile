@@ -49,7 +49,7 @@ CHECKS := \
   tests/decoding/test_greedy.py::test_speculation_writes_the_targets_tokens \
   "tests/decoding/test_sampling_law.py::test_sequences_follow_the_targets_law[plain]" \
   tests/test_verification.py \
-  tests/parity/test_qwen2.py \
+  tests/parity/test_decoders.py \
   tests/test_cli.py::test_the_draft_changes_nothing \
   tests/test_imports.py \
   tests/test_readme.py

@@ -2,7 +2,7 @@
 and in files.
 
 That nothing is lost is in tests/decoding/test_sampling_law.py and, greedy, in
-tests/training/test_text_targets.py.
+tests/decoding/test_gemma.py.
 """
 
 from __future__ import annotations

@@ -45,9 +45,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_file_before(tmp_path: Path) -> N
     path = tmp_path / "table.md"
     write_text(path, "before")
     (tmp_path / f".table.md.{os.getpid()}.tmp").symlink_to("/dev/full")
-    with pytest.raises(
-        InputError, match=r"table\.md: cannot be written: No space left on device; "
-    ):
+    with pytest.raises(InputError, match=r"table\.md: cannot be written: No space left on device;"):
         write_text(path, "anew")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]

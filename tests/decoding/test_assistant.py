@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,10 +27,11 @@ from jaxspec.heads.making import abstract_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
-from jaxspec.sharding import make_mesh, shardings
+from jaxspec.sharding import make_mesh
 from tests import tiny
 from tests.tiny.assistant_reference import draft as reference
-from tests.tiny.one_pass import drafted_blocks
+from tests.tiny.files import read_json
+from tests.tiny.one_pass import check_draft, drafted_blocks
 from tests.tiny.oracles import goodness_of_fit, numpy_distribution
 
 J, NEW, BLOCKS, TEMPERATURE = 3, 24, 6, 8.0
@@ -90,10 +90,6 @@ def requests() -> list[Request]:
     return [Request(words, NEW - 3 * i) for i, words in enumerate(WORDS)]
 
 
-def tokens(results: Any) -> list[tuple[int, ...]]:
-    return [result.tokens for result in results]
-
-
 @pytest.fixture(scope="module")
 def models() -> tuple[LoadedModel, LoadedHead]:
     return pair(text=SHARED)
@@ -101,7 +97,7 @@ def models() -> tuple[LoadedModel, LoadedHead]:
 
 @pytest.fixture(scope="module")
 def plain(models: tuple[LoadedModel, LoadedHead]) -> list[tuple[int, ...]]:
-    return tokens(engine(models, drafts=False).generate(requests()))
+    return tiny.tokens(engine(models, drafts=False).generate(requests()))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +116,7 @@ def test_blocks_are_drafted_as_the_definition_says(
     assert isinstance(read, LoadedHead)
     assert read.config == head.config
     jax.tree.map(np.testing.assert_array_equal, read.params, head.params)
-    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    config = read_json(tmp_path / "head" / "config.json")
     tensors = load_file(tmp_path / "head" / "model.safetensors")
     embedding = np.asarray(target.params["model"]["embed_tokens"]["embedding"], np.float64)
     embedding *= TEXT.hidden_size**0.5
@@ -139,9 +135,7 @@ def test_blocks_are_drafted_as_the_definition_says(
             lineages = [np.flatnonzero(shape.seen[node]) for node in shape.inner]
             paths = [[answer[-1], *drafted[nodes[1:] - 1]] for nodes in lineages]
             scores = np.stack([score(path)[-1] for path in paths])
-        probs = np.exp((scores - scores.max(-1, keepdims=True)) / TEMPERATURE)
-        probs /= probs.sum(-1, keepdims=True)
-        np.testing.assert_allclose(draft.view_probs[0, 0], probs, atol=2e-6)
+        check_draft(draft, scores, TEMPERATURE, atol=2e-6)
         if not groups and tree is None:
             rows, _ = whole_row(target, prompt, [*answer, *drafted[: J - 1].tolist()])
             inputs = target.params, read.params, rows
@@ -183,16 +177,14 @@ def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[Any, 
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, *tiny.rarer({"tree": "dynamic:2:6", "gamma": 4})],
-    ids=["chain", "tree"],
+    "options", [{}, *tiny.rarer({"tree": "dynamic:2:6", "gamma": 4})], ids=["chain", "tree"]
 )
 def test_answers_are_the_plain_ones(
     models: Any, plain: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batcher, "FIRST", 8)
     results = engine(models, **options).generate(requests())
-    assert tokens(results) == plain
+    assert tiny.tokens(results) == plain
     assert sum(int(result.stats.accepted_at.sum()) for result in results) > 8
     assert len({token for answer in plain for token in answer}) > 8
 
@@ -200,10 +192,8 @@ def test_answers_are_the_plain_ones(
 @pytest.mark.full
 def test_a_mesh_changes_no_answer(models: Any, plain: Any) -> None:
     target, head = models
-    mesh = make_mesh(model=2)
-    placed = jax.device_put(target.params, shardings(target.config, target.params, mesh))
-    models = replace(target, params=placed), head
-    assert tokens(engine(models).generate(requests())) == plain
+    split = tiny.split(target, make_mesh(model=2)), head
+    assert tiny.tokens(engine(split).generate(requests())) == plain
 
 
 def test_samples_follow_the_targets_law() -> None:

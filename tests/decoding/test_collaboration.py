@@ -48,7 +48,7 @@ def models(target: LoadedModel, reading: LoadedModel) -> list[LoadedModel]:
 
 def requests(engine: Engine) -> list[Request]:
     """A greedy one and two sampled ones, with one image each."""
-    pages = [np.random.default_rng(i).integers(0, 256, (28, 28, 3), np.uint8) for i in range(3)]
+    pages = [tiny.page(i) for i in range(3)]
     heat = ((0.0, 1.0), (0.8, 0.9), (1.0, 1.0))
     return [
         Request(

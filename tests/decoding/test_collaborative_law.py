@@ -21,7 +21,7 @@ from jaxspec.decoding.collaboration.one_proposer import OneProposer
 from jaxspec.decoding.collaboration.proposals import CollaborationStats
 from jaxspec.decoding.state import DecodeState
 from jaxspec.sampling import Sampling
-from jaxspec.typing import Array, Params
+from jaxspec.typing import Params
 from tests.decoding import tables
 from tests.tiny import QUICK, rarer
 from tests.tiny.oracles import goodness_of_fit, numpy_filtered, numpy_softmax
@@ -116,7 +116,7 @@ def follows(counts: np.ndarray, law: np.ndarray) -> bool:
     return goodness_of_fit(counts, law) > 1e-3 and distance(counts, law) < 1.15
 
 
-# long enough that a run is extended behind one that was accepted; of 150,000 samples each
+# long enough that a run is extended behind one that was accepted
 CASES = [
     (2, (3, 1), "contrastive:mu=0.4", 3, 7, 0.7, {}),
     *rarer(
@@ -197,39 +197,3 @@ def passes_of(program: OneProposer) -> list[int]:
     """Passes of each model in a run."""
     own = program.gamma + (program.bonus or not program.gamma)
     return [own if m == program.proposer else 1 for m in range(len(program.members))]
-
-
-class MissingContext(Alternating):
-    """The suspected mistake of the released code: a run after an acceptance is extended without the
-    accepted tokens.
-    """
-
-    def turn(
-        self, model: int, params: Params, options: Sampling, state: DecodeState
-    ) -> DecodeState:
-        BEFORE.append(state.count)
-        return super().turn(model, params, options, state)
-
-    def _propose(
-        self, model: int, params: Params, options: Sampling, state: DecodeState, *args: Any
-    ) -> tuple[DecodeState, tuple[Array, ...]]:
-        whole = state.target
-        stale = [c.replace(length=c.length - (state.count - BEFORE[-1])) for c in whole]
-        state, rings = super()._propose(
-            model, params, options, state.replace(target=tuple(stale)), *args
-        )
-        kept = [c.replace(length=w.length) for c, w in zip(state.target, whole, strict=True)]
-        return state.replace(target=tuple(kept)), rings
-
-
-BEFORE: list[Array] = []
-"""Committed tokens before a turn, as it is traced."""
-
-
-@pytest.mark.full
-def test_a_missing_context_is_noticed() -> None:
-    text, new = "weighted:0.7,0.3", 7
-    counts, _, _ = drawn(MissingContext(tables.members(2, 3), (3, 1)), text, 3, new, 1.0)
-    law = joint(text, 2, 3, new, 1.0)
-    assert goodness_of_fit(counts, law) < 1e-6
-    assert distance(counts, law) > 1.5

@@ -5,7 +5,6 @@ ask at once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.engine import compile_cache
 from jaxspec.engine.compile_cache import Held
-from jaxspec.sharding import make_mesh, shardings
+from jaxspec.sharding import make_mesh
 from tests import tiny
 
 NEW = 12
@@ -35,7 +34,7 @@ def moved(model: LoadedModel, device: Any) -> LoadedModel:
 
 
 def tokens(engine: Engine) -> list[tuple[int, ...]]:
-    return [result.tokens for result in engine.generate(REQUESTS)]
+    return tiny.tokens(engine.generate(REQUESTS))
 
 
 @pytest.mark.full
@@ -57,40 +56,24 @@ def test_one_process_holds_replicas(target: LoadedModel, draft: LoadedModel) -> 
 @pytest.mark.full
 def test_a_mesh_of_one_device_is_that_device(target: LoadedModel, draft: LoadedModel) -> None:
     """Its parameters are laid out by their rank, which is not the draft's."""
-    places = shardings(target.config, target.params, make_mesh())
-    one = Engine(replace(target, params=jax.device_put(target.params, places)), draft, CONFIG)
+    one = Engine(tiny.split(target, make_mesh()), draft, CONFIG)
     assert tokens(one) == tokens(Engine(target, draft, CONFIG))
 
 
-@pytest.fixture
-def settings() -> Iterator[Any]:
-    before = {
-        name: jax.config.values[name] for name in ("jax_default_matmul_precision", "jax_enable_x64")
-    }
-    yield jax.config.update
-    for name, value in before.items():
-        jax.config.update(name, value)
-
-
 def test_a_setting_that_changes_programs_compiles_them_anew(
-    target: LoadedModel, settings: Any, monkeypatch: pytest.MonkeyPatch
+    target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: dict[Any, Any] = {}
     monkeypatch.setattr(compile_cache, "EXECUTABLES", compiled)
-    for precision, programs in (("highest", 2), ("highest", 2), ("bfloat16", 4)):
-        settings("jax_default_matmul_precision", precision)
-        Engine(target).generate("Hi")
-        assert len(compiled) == programs
-
-
-@pytest.mark.full
-def test_the_same_tokens_where_the_process_computes_in_64_bits(
-    target: LoadedModel, draft: LoadedModel, settings: Any
-) -> None:
-    config = replace(CONFIG, tree="2:5", weighting="random")
-    expected = tokens(Engine(target, draft, config))
-    settings("jax_enable_x64", True)
-    assert tokens(Engine(target, draft, config)) == expected
+    setting = "jax_default_matmul_precision"
+    before = jax.config.values[setting]
+    try:
+        for precision, programs in (("highest", 2), ("highest", 2), ("bfloat16", 4)):
+            jax.config.update(setting, precision)
+            Engine(target).generate("Hi")
+            assert len(compiled) == programs
+    finally:
+        jax.config.update(setting, before)
 
 
 @pytest.mark.full

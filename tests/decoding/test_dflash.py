@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from eval.lib.drafts.forward import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.heads.files import Server
@@ -29,7 +28,8 @@ from tests import tiny
 from tests.tiny.dflash_reference import draft as reference
 from tests.tiny.dflash_reference import states_of
 from tests.tiny.families import FAMILIES, SQUARES
-from tests.tiny.one_pass import check_training_pass, drafted_blocks
+from tests.tiny.files import read_json
+from tests.tiny.one_pass import check_draft, check_training_pass, drafted_blocks, target_states
 
 J, NEW, BLOCKS, TEMPERATURE = 3, 24, 8, 8.0
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -102,7 +102,7 @@ def test_blocks_are_drafted_as_the_publishers_files_say(
     family, server, options, changes = PUBLISHERS[publisher]
     target, head = headed(family, **options)
     save_head(tmp_path, head.config, head.params, None, server=server, overwrite=True)
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = read_json(tmp_path / "config.json")
     del config["jaxspec"], config["sample_from_anchor"]
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     config, tensors = config | changes, load_file(tmp_path / "model.safetensors")
@@ -117,34 +117,19 @@ def test_blocks_are_drafted_as_the_publishers_files_say(
     output = np.asarray(row["lm_head"]["weight"], np.float64)
     blocks = list(drafted_blocks(engine, request, BLOCKS))
     longest = blocks[-1][0]  # one pass reads it: what a token reads does not change behind it
-    row_states = read_row(target, head, prompt, longest)
+    whole, _, hidden = target_states(target, head, prompt, longest)
+    row_states = hidden[0, : int(whole.length[0]) - 1]
     for answer, draft in blocks:
         states = row_states[: len(row_states) - len(longest) + len(answer)]
         drafted = np.asarray(draft.tokens)[0, : J - 1]
         scores = reference(config, tensors, embedding, output, states, answer[-1], J, drafted)[
             : 1 if tree else J
         ]
-        probs = np.exp((scores - scores.max(-1, keepdims=True)) / TEMPERATURE)
-        probs /= probs.sum(-1, keepdims=True)
-        np.testing.assert_allclose(draft.view_probs[0, 0, : len(probs)], probs, atol=2e-6)
+        check_draft(draft, scores, TEMPERATURE, atol=2e-6)
 
 
 def test_training_predicts_the_blocks() -> None:
     check_training_pass(partial(headed, "qwen2_5_vl"), ENGINE, NEW)
-
-
-def read_row(target: LoadedModel, head: LoadedHead, prompt: Any, answer: list[int]) -> np.ndarray:
-    """The target's states of the row's tokens but the newest."""
-    rows, images = whole_row(target, prompt, answer)
-    model, length = target.model, int(rows.length[0])
-
-    @jax.jit
-    def states(images: Any) -> Any:
-        embeds = model.embed(target.params, rows, model.encode(target.params, images))
-        width, kept = rows.tokens.shape[1], head.config.target_states
-        return model.read(target.params, embeds, rows, width, kept)[1].hidden
-
-    return np.asarray(states(images), np.float64)[0, 0, : length - 1]
 
 
 def test_targets_and_blocks_that_do_not_fit() -> None:

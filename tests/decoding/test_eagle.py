@@ -16,10 +16,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from eval.lib.drafts.forward import whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.config import RopeScaling, text_config
-from jaxspec.engine.session import Session
 from jaxspec.errors import InputError
 from jaxspec.heads.files import Server
 from jaxspec.heads.kinds.eagle1 import Eagle1Config
@@ -33,7 +31,8 @@ from tests import tiny
 from tests.tiny import families
 from tests.tiny.eagle_reference import draft as reference
 from tests.tiny.eagle_reference import states_of
-from tests.tiny.one_pass import check_training_pass, drafted_blocks
+from tests.tiny.files import read_json
+from tests.tiny.one_pass import check_draft, check_training_pass, drafted_blocks, target_states
 
 J, NEW, BLOCKS = 3, 24, 6
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -150,7 +149,7 @@ def published(case: str, head: LoadedHead, folder: Path) -> tuple[Path, dict[str
     path = folder / f"models--{name}" / "snapshots" / "1234"
     path.parent.mkdir(parents=True)
     save_head(path, head.config, head.params, None, server=server)
-    raw = json.loads((path / "config.json").read_text()) | changes
+    raw = read_json(path / "config.json") | changes
     if case in PUBLISHERS:
         del raw["jaxspec"]
     raw = {key: value for key, value in raw.items() if value is not None}
@@ -194,11 +193,7 @@ def test_blocks_are_drafted_as_the_publishers_files_say(
         scores = reference(
             config, tensors, embedding, states, tokens, places, drafted, images, output, rule
         )
-        probs = np.exp((scores - scores.max(-1, keepdims=True)) / 8.0)
-        probs /= probs.sum(-1, keepdims=True)
-        np.testing.assert_allclose(
-            draft.view_probs[0, 0, : len(probs)], probs, atol=2e-5 if eagle1 else 2e-6
-        )
+        check_draft(draft, scores, 8.0, atol=2e-5 if eagle1 else 2e-6)
 
 
 def sized(case: str) -> EngineConfig:
@@ -218,20 +213,10 @@ def test_a_vispec_head_changes_no_answer() -> None:
     target, head = headed("ViSpec")
     settings = replace(ENGINE, tree="dynamic:2:6", batch_size=4)
     plain, drafted = (Engine(target, draft, settings) for draft in (None, head))
-    prompts = [
-        plain.encoder.prompt("What?", [tiny.page(i) for i in range(count)]) for count in range(4)
-    ]
-    requests = [Request(prompt, NEW) for prompt in prompts]
-    expected, results = (engine.generate(requests) for engine in (plain, drafted))
-    assert [result.tokens for result in results] == [result.tokens for result in expected]
-    talks = [
-        [
-            session.ask(question, images=[tiny.page(i)], max_new_tokens=8).tokens
-            for i, question in enumerate(("What?", "And this?"))
-        ]
-        for session in (Session(plain), Session(drafted))
-    ]
-    assert talks[0] == talks[1]
+    pages = [tiny.page(i) for i in range(3)]
+    requests = [Request(plain.encoder.prompt("What?", pages[:count]), NEW) for count in range(4)]
+    assert tiny.tokens(drafted.generate(requests)) == tiny.tokens(plain.generate(requests))
+    tiny.check_session(drafted, [("What?", pages[:1]), ("And this?", pages[1:2])])
 
 
 def read_row(
@@ -240,16 +225,8 @@ def read_row(
     """The row's tokens; of all but the newest the target's states and positions; and what the
     target shows at the slots of images.
     """
-    rows, images = whole_row(target, prompt, answer)
-    model, length = target.model, int(rows.length[0])
-    kept = head.config.target_states
-
-    @jax.jit
-    def states(images: Any) -> Any:
-        embeds = model.embed(target.params, rows, model.encode(target.params, images))
-        return embeds, model.read(target.params, embeds, rows, rows.tokens.shape[1], kept)[1].hidden
-
-    embeds, hidden = (np.asarray(leaf, np.float64)[0] for leaf in states(images))
+    rows, embeds, hidden = target_states(target, head, prompt, answer)
+    length = int(rows.length[0])
     places = np.arange(rows.tokens.shape[1])[None]
     if rows.rotary is not None and head.config.text_config.rope_scaling.mrope_section:
         places = np.asarray(rows.rotary)[0]

@@ -87,11 +87,7 @@ def head(kind: str) -> LoadedHead:
     [
         ("DeepSeek's DSpark", "2:5"),
         *tiny.rarer(
-            ("DeepSeek's EAGLE-3", None),
-            ("DeepSeek's EAGLE-3", "2:5"),
-            ("assistant", "dynamic:2:6"),
-            ("z-lab's DFlash", None),
-            ("z-lab's DFlash", "dynamic:2:6"),
+            ("DeepSeek's EAGLE-3", "2:5"), ("assistant", "dynamic:2:6"), ("z-lab's DFlash", None)
         ),
     ],
 )

@@ -54,11 +54,7 @@ HEADS = {
     "MTP": tiny.kv_head(TARGET, TARGET_PARAMS, feature="mtp"),
 }
 """Each drafts as `head`; here it has a name of its own."""
-SHAPES = [
-    (3, None),
-    (3, "dynamic:2:6"),
-    *tiny.rarer((1, None), (7, None), (3, "2:9")),
-]
+SHAPES = [(3, None), (3, "dynamic:2:6"), *tiny.rarer((1, None), (7, None), (3, "2:9"))]
 """Draft lengths and trees."""
 GRID = [
     (("M",), 3, None),
@@ -195,10 +191,7 @@ def test_speculation_writes_the_targets_tokens(
         assert gamma == 1 or histogram[1:gamma].sum() > 0, "no block was accepted in part"
 
 
-@pytest.mark.parametrize(
-    "weighting",
-    ["grid:window=4", *tiny.rarer("inverse_error_power")],
-)
+@pytest.mark.parametrize("weighting", ["grid:window=4", *tiny.rarer("inverse_error_power")])
 def test_weights_that_move_change_nothing_but_the_pace(weighting: str) -> None:
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     state = speculative(("M", "T"), 3, options, weighting=weighting)
@@ -207,10 +200,7 @@ def test_weights_that_move_change_nothing_but_the_pace(weighting: str) -> None:
     assert not same_stats(state, speculative(("M", "T"), 3, options)), "the weights did not move"
 
 
-@pytest.mark.parametrize(
-    "views",
-    [("M", "T"), *tiny.rarer((("M", "eagle", "lookup"),))],
-)
+@pytest.mark.parametrize("views", [("M", "T"), *tiny.rarer((("M", "eagle", "lookup"),))])
 def test_weights_of_one_view_are_that_view(views: tuple[str, ...]) -> None:
     """The same histogram and not only the same tokens; so that the grid's mixtures are known to
     differ.
@@ -255,8 +245,7 @@ def test_rows_stop_at_their_limits_and_at_eos(gamma: int, tree: str | None) -> N
 
 
 @pytest.mark.parametrize(
-    ("weighting", "tree"),
-    [("inverse_error_power:window=4", None), *tiny.rarer(("static", "2:9"))],
+    ("weighting", "tree"), [("inverse_error_power:window=4", None), *tiny.rarer(("static", "2:9"))]
 )
 def test_a_row_of_a_batch_is_the_row_alone(weighting: str, tree: str | None) -> None:
     """Tokens and statistics, greedy and sampled rows side by side, with the same key and

@@ -16,7 +16,6 @@ from jaxspec.engine.batches import batcher
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.language_model import LanguageModel
 from tests import tiny
 
 CONFIG = EngineConfig(
@@ -34,8 +33,7 @@ LENGTHS = (20, 3, 9, 14)
 @pytest.fixture(scope="module")
 def head(target: LoadedModel) -> LoadedHead:
     """A head that reads images only; these prompts have no images."""
-    options = {"feature": "last_hidden", "reads_text": False}
-    return LoadedHead(*tiny.kv_head(LanguageModel(target.config), target.params, 0.05, **options))
+    return tiny.head_of(target, feature="last_hidden", reads_text=False)
 
 
 def requests_of(engine: Engine, *temperatures: float) -> list[Request]:
@@ -70,14 +68,8 @@ def test_what_lookup_and_penalties_read_fits_rows_of_other_sizes(
 
 @pytest.mark.parametrize(
     "config",
-    [
-        CHAIN,
-        *tiny.rarer(
-            replace(CONFIG, views=(), tree="2:6"),
-            replace(CONFIG, views=("lookup",), trace=True),
-        ),
-    ],
-    ids=["chain", "tree of a head", "lookup"],
+    [CHAIN, *tiny.rarer(replace(CONFIG, views=(), tree="2:6"))],
+    ids=["chain", "tree of a head"],
 )
 def test_answers_and_counts_are_those_of_whole_caches(
     config: EngineConfig,
@@ -86,8 +78,7 @@ def test_answers_and_counts_are_those_of_whole_caches(
     draft: LoadedModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drafts = {("M", "T"): [draft], (): [head], ("lookup",): []}[config.views or ()]
-    engine = Engine(target, drafts, config)
+    engine = Engine(target, draft if config.views else head, config)
     requests, runs = requests_of(engine, 0.0, 1.0, 1.0, 0.0), []
     for first in (8, 128):
         monkeypatch.setattr(batcher, "FIRST", first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,8 +18,6 @@ from jaxspec.engine.batches.warmup import warmup_steps
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.engine.memory import Sizes
 from jaxspec.errors import InputError
-from jaxspec.loading.models import LoadedHead
-from jaxspec.models.language_model import LanguageModel
 from tests import tiny
 from tests.tiny.oracles import goodness_of_fit
 
@@ -51,7 +50,7 @@ def requests_of(count: int) -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "headed"), [(2, False), *tiny.rarer((3, True))], ids=["model", "model and head"]
+    ("rows", "headed"), [(2, False), *tiny.rarer((3, True))], ids=["model", "head"]
 )
 def test_requests_come_and_go_and_answers_are_as_if_alone(
     rows: int,
@@ -64,15 +63,14 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
     after the batch is warm. Rows have few slots while prompts and answers are short.
     """
     requests = requests_of(24)
-    drafts: list[LoadedModel | LoadedHead] = [draft]
-    if headed:
-        drafts.append(LoadedHead(*tiny.kv_head(LanguageModel(target.config), target.params)))
-    one_size = replace(CONFIG, prompt_buckets=CONFIG.prompt_buckets[-1:])
+    config = replace(CONFIG, views=("lookup",)) if headed else CONFIG
+    drafts = tiny.head_of(target) if headed else draft
+    one_size = replace(config, prompt_buckets=CONFIG.prompt_buckets[-1:])
     alone = [*map(Engine(target, drafts, one_size).generate, requests)]
     monkeypatch.setattr(compile_cache, "EXECUTABLES", {})
     monkeypatch.setattr(fitting, "FEW", 256)
     monkeypatch.setattr(batcher, "FIRST", 8)
-    engine = Engine(target, drafts, replace(CONFIG, batch_size=rows))
+    engine = Engine(target, drafts, replace(config, batch_size=rows))
     batch = engine.live([request for request in requests if request.temperature])
     assert batch.rows == rows  # no bucket above
     for step in warmup_steps(batch):
@@ -116,11 +114,7 @@ def test_answers_to_one_prompt_share_its_prefill(
     waiting = {i: replace(read, seed=read.seed + i) for i in range(batch.rows + 1)}
     batch.join({0: waiting.pop(0)})
     monkeypatch.setattr(engine.batcher, "inputs", None)  # a prefill would read them
-    results = dict[int, Result]()
-    while waiting or batch.busy:
-        batch.join(waiting)
-        batch.decode(stride=1)
-        results |= batch.results()
+    results = tiny.run_live(batch, waiting)
     monkeypatch.undo()
     for i, sample in enumerate(engine.samples(request, len(results))):
         assert results[i].tokens == sample.tokens
@@ -137,7 +131,7 @@ def test_samples_follow_the_targets_law_while_weights_learn(
     """
     settings = replace(CONFIG, weighting="mt-paper", batch_size=32, trace=False)
     engine = Engine(target, draft, settings)
-    prompt, new, count = engine.encoder.prompt("What is it?"), 4, 1500
+    prompt, new, count = engine.encoder.prompt("What is it?"), 4, 600
     requests = [Request(prompt, new, 1.0, top_k=2, seed=i) for i in range(count)]
     law = dict[tuple[int, ...], float]({(): 1.0})
     for _ in range(new):
@@ -152,18 +146,14 @@ def test_samples_follow_the_targets_law_while_weights_learn(
         law = longer
     assert not {x for tokens in law for x in tokens} & {*engine.batcher.eos}
     batch = Batch(engine.batcher, engine.batcher.read(requests))
-    waiting, counts = dict(enumerate(engine.batcher.read(requests))), dict.fromkeys(law, 0)
-    drafted = accepted = 0
-    while waiting or batch.busy:
-        batch.join(waiting)
-        batch.decode(stride=1)
-        for result in batch.results().values():
-            if result.finish_reason is None:
-                continue
-            counts[result.tokens] += 1
-            drafted += int(np.sum(result.stats.drafted_at))
-            accepted += int(np.sum(result.stats.accepted_at))
+    results = tiny.run_live(batch, dict(enumerate(engine.batcher.read(requests)))).values()
+    counts = Counter(tiny.tokens(results))
+    drafted, accepted = (
+        sum(int(np.sum(getattr(result.stats, name))) for result in results)
+        for name in ("drafted_at", "accepted_at")
+    )
     assert 100 < accepted < drafted - 100
+    assert counts.keys() <= law.keys()
     observed, expected = (np.array([each[x] for x in law]) for each in (counts, law))
     assert goodness_of_fit(observed, expected) > 1e-3
 
@@ -183,10 +173,7 @@ def check_trace(result: Result, alone: Result) -> None:
         ({"prompt": "What is it? " * 9}, "prompt tokens: 1"),
         ({"images": [tiny.page()] * 2}, "images: 2 of at most 1"),
         ({"max_new_tokens": NEW + 1}, "max_new_tokens: 17 of at most 16"),
-        (
-            {"images": [tiny.page()], "logprobs": 0},
-            "log probabilities a token: 1 of at most 0; shorten",
-        ),
+        ({"images": [tiny.page()], "logprobs": 0}, "log probabilities a token: 1 of at most 0; sh"),
         ({"images": [tiny.page()], "logit_bias": {5: 1.0, 6: 2.0}}, "logit_bias: 2 of at most 0"),
         ({"images": [tiny.page()], "min_p": 0.1, "temperature": 1.0}, "settings of scores: 1 of"),
     ],

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from jax.sharding import Mesh
 
@@ -20,7 +19,6 @@ from jaxspec.decoding.steps import run_decode
 from jaxspec.engine.batches import batcher
 from jaxspec.engine.batches.batch import Batch
 from jaxspec.engine.compile_cache import executable
-from jaxspec.loading.models import LoadedHead
 from jaxspec.sharding import make_mesh
 from tests import tiny
 
@@ -29,7 +27,7 @@ NEW = 12
 
 def decode(target: LoadedModel, draft: LoadedModel) -> tuple[Engine, list[tuple[int, ...]]]:
     engine = Engine(target, draft, EngineConfig(views=("M", "T"), gamma=3))
-    page = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    page = tiny.page(0, 20, 30)
     prompts = [engine.encoder.prompt(text, [page]) for text in ("Hi", "What is this?")]
     forms = None, {"type": "regex", "regex": "[a-z]{99}"}
     asked = [Request(*pair, response_format=form) for *pair, form in zip(prompts, [NEW] * 2, forms)]
@@ -58,11 +56,7 @@ def test_a_mesh_changes_no_token(pair, monkeypatch):
 
 DATA_PARALLEL = {
     "refill": EngineConfig(
-        views=("M", "lookup"),
-        gamma=3,
-        batch_size=2,
-        weighting="mt-paper",
-        trace=True,
+        views=("M", "lookup"), gamma=3, batch_size=2, weighting="mt-paper", trace=True
     ),
     "together": CollaborationConfig(gammas=(2, 1), batch_size=2),
 }
@@ -118,8 +112,8 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
 )
 def test_a_kv_head_is_split_as_its_target_is(pair, options):
     alone, split = LoadedModel.load(pair[0]), LoadedModel.load(pair[0], mesh=make_mesh(model=2))
-    head = LoadedHead(*tiny.kv_head(alone.model, alone.params, **options))
-    page = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    head = tiny.head_of(alone, **options)
+    page = tiny.page(0, 20, 30)
     engines = [Engine(target, head, EngineConfig(gamma=3)) for target in (alone, split)]
     asked = Request(engines[0].encoder.prompt("What is this?", [page]), NEW)
     expected, result = (engine.generate(asked) for engine in engines)
@@ -179,18 +173,9 @@ def test_what_each_device_holds(pair):
 
 
 @pytest.mark.full
-def test_command_line(pair, capsys, refusal):
-    arguments = [
-        "generate",
-        "--target",
-        str(pair[0]),
-        "--prompt",
-        "Hi",
-        "--max-new-tokens",
-        str(NEW),
-    ]
-    main(arguments)
-    alone = capsys.readouterr().out
+def test_command_line(pair, said, capsys, refusal):
+    arguments = f"generate --target {pair[0]} --prompt Hi --max-new-tokens {NEW}".split()
+    alone = said(*arguments)
     main([*arguments, "--model-parallel", "2"])
     out, err = capsys.readouterr()
     assert out == alone

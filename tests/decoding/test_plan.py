@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from configs.latency.llava7b_68m import config as LLAVA
@@ -23,7 +22,6 @@ from jaxspec.engine.memory import bytes_held
 from jaxspec.engine.plan import abstract_program, estimate_decoding, sizes_of
 from jaxspec.heads.loading import save_head
 from jaxspec.heads.making import new_head
-from jaxspec.loading.models import LoadedHead
 from jaxspec.models.int8 import Weights
 from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.sharding import make_mesh
@@ -31,7 +29,7 @@ from tests import tiny
 from tests.conftest import ROOT
 from tests.tiny.families import FAMILIES
 
-PAGE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+PAGE = tiny.page(0, 20, 30)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +52,7 @@ def test_it_is_the_engines_own_report(
     target = LoadedModel.load(pair[0], mesh=make_mesh(model=devices), weights=weights)
     drafts = [LoadedModel.load(pair[1])] if "M" in views else []
     if options:
-        drafts = [LoadedHead(*tiny.kv_head(target.model, target.params, **options))]
+        drafts = [tiny.head_of(target, **options)]
     config = EngineConfig(views=views, gamma=3, batch_size=2, image_buckets=(1,))
     engine = Engine(target, drafts, config)
     requests = [Request("Hi", 12, images=[PAGE])] * 2
@@ -122,10 +120,7 @@ def test_layers_that_read_the_keys_of_others_take_no_cache() -> None:
         (["--draft-weights", "int8"], "--draft-weights: needs --draft; give one, or leave it out"),
         (["--train", "8", "--draft", "{}", "--gamma", "3"], "--gamma: a training step does not"),
         (["--train", "8", "--draft", "{}", "--batch-size", "2"], "--batch-size: a training step"),
-        (
-            ["--draft", "{}", "--draft", "{}"],
-            "draft: 2 models and 0 heads; give at most one of each",
-        ),
+        (["--draft", "{}", "--draft", "{}"], "draft: 2 models and 0 heads; give at most one of ea"),
     ],
 )
 def test_a_plan_of_what_nobody_has_is_refused(
@@ -135,44 +130,30 @@ def test_a_plan_of_what_nobody_has_is_refused(
 
 
 def test_the_largest_plan_that_is_taken_ends(
-    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    pair: tuple[Path, Path], said: Callable[..., str]
 ) -> None:
     most = ("--new", "--batch-size", "--gamma")
-    sizes = [word for option in most for word in (option, str(2**20))]
-    main(
-        [
-            "plan",
-            str(pair[0]),
-            "--draft",
-            str(pair[1]),
-            "--images",
-            "4096",
-            *sizes,
-            "--chips",
-            "v5e",
-        ]
-    )
-    assert re.search(r"^fits( +no){5}$", capsys.readouterr().out, re.M)
+    sizes = [word for option in most for word in (option, 2**20)]
+    asked = ("plan", pair[0], "--draft", pair[1], "--images", 4096, *sizes, "--chips", "v5e")
+    assert re.search(r"^fits( +no){5}$", said(*asked), re.M)
 
 
-def test_tiles_are_counted_of_a_number_of_pixels(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tiles_are_counted_of_a_number_of_pixels(tmp_path: Path, said: Callable[..., str]) -> None:
     """Two images of 8 x 8 tokens, whose windows are 2 x 2 tokens."""
     config, processor = FAMILIES["qwen2_5_vl"]()
     (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
     assert QwenImages(config, processor, 4096).tiles((900, 900)) == 16
-    outputs = []
-    for options in (["--images", "32"], ["--images", "2", "--max-pixels", "4096"]):
-        main(["plan", str(tmp_path), *options, "--chips", "v5e"])
-        outputs.append(capsys.readouterr().out)
-    assert outputs[0] == outputs[1]
+    one, other = (
+        said("plan", tmp_path, *options, "--chips", "v5e")
+        for options in (["--images", 32], ["--images", 2, "--max-pixels", 4096])
+    )
+    assert one == other
 
 
 def test_heads_of_the_hub_are_known_by_their_tensors(
     pair: tuple[Path, Path],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    said: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As when they are loaded: config.json may be a model's of one layer. A model's weights are not
@@ -197,10 +178,8 @@ def test_heads_of_the_hub_are_known_by_their_tensors(
         return str(cache / name)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    tables = []
-    for folder in ("", f"{hub}/"):
-        main(["plan", f"{folder}some/target", "--draft", f"{folder}some/head", "--chips", "v5e"])
-        tables.append(capsys.readouterr().out.partition("\n")[2])
+    names = (["plan", f"{at}some/target", "--draft", f"{at}some/head"] for at in ("", f"{hub}/"))
+    tables = [said(*words, "--chips", "v5e").partition("\n")[2] for words in names]
     assert tables[0] == tables[1]
     assert [file.parent.name for file in cache.rglob("*.safetensors")] == ["head"]
 

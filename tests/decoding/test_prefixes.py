@@ -16,8 +16,6 @@ from jaxspec.engine.batches import reading
 from jaxspec.engine.batches.batch import Batch
 from jaxspec.engine.batches.prefixes import Prefix, Prefixes
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
-from jaxspec.loading.models import LoadedHead
-from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.rows import PromptRow
 from jaxspec.sharding import make_mesh
 from tests import tiny
@@ -46,20 +44,14 @@ def live(engine: Engine, examples: list[Request], prefixes: int = BYTES) -> Batc
 def ask(batch: Batch, request: Any, owner: str = "") -> Result:
     """Return the answer to one request."""
     (read,) = batch.batcher.read([request])
-    waiting, results = {0: replace(read, owner=owner)}, dict[int, Result]()
-    while waiting or batch.busy:
-        batch.join(waiting)
-        batch.decode(stride=1)
-        results |= batch.results()
-    return results[0]
+    return tiny.run_live(batch, {0: replace(read, owner=owner)})[0]
 
 
 def drafts(kind: str, target: LoadedModel, draft: LoadedModel) -> tuple[Any, dict[str, Any]]:
     if kind == "views and lookup":
         return draft, {"views": ("M", "T", "lookup")}
     options = {"feature": "fused", "target_layers": (0, 1, 2)} if kind == "EAGLE-3" else {}
-    head = tiny.kv_head(LanguageModel(target.config), target.params, **options)
-    return LoadedHead(*head), {"views": None}
+    return tiny.head_of(target, **options), {"views": None}
 
 
 @pytest.mark.parametrize("kind", ["views and lookup", *tiny.rarer("KV head", "EAGLE-3")])
@@ -153,10 +145,7 @@ def test_rows_decode_between_the_pieces_of_a_long_prompt(target: LoadedModel) ->
     pieces = -(-len(long.rows[0]) // 8)
     assert 4 < pieces == len(counts) < NEW
     assert counts == [*range(2, 2 + pieces)]
-    results = dict[int, Result]()
-    while batch.busy:
-        batch.decode(stride=1)
-        results |= batch.results()
+    results = tiny.run_live(batch, {})
     assert [results[i].tokens for i in range(2)] == [
         engine.generate(request).tokens for request in requests
     ]

@@ -18,7 +18,6 @@ import pytest
 from jaxspec.decoding.collaboration.alternating import Alternating
 from jaxspec.decoding.collaboration.combination import parse_combination
 from jaxspec.decoding.collaboration.one_proposer import OneProposer
-from jaxspec.decoding.processors import History
 from jaxspec.decoding.settings import Processing, Settings
 from tests import tiny
 from tests.decoding import tables, test_greedy, test_sampling_law
@@ -46,12 +45,7 @@ LAWS = [
     Settings(presence_penalty=0.4, response_format=ODD),
 ]
 """Settings of every fifth row; their vocabulary has six tokens."""
-ROUNDS = 10
-
-
-def forget(self: History, drafted: Any, before: Any) -> History:
-    """The mistake that tests must see: the drafted tokens are not in the history."""
-    return self
+ROUNDS = 5
 
 
 # Greedy answers
@@ -81,14 +75,6 @@ def test_speculation_writes_the_processed_tokens(views: tuple[str, ...], tree: s
     assert tiny.outputs(state) == expected
     test_greedy.check_stats(state)
     assert np.asarray(state.stats.accepted_at).sum() > 0
-
-
-def test_forgotten_drafts_change_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(History, "behind", forget)
-    tiny.run_speculative.clear_cache()
-    state = test_greedy.speculative(("M", "T"), 3, greedy())
-    tiny.run_speculative.clear_cache()
-    assert tiny.outputs(state) != test_greedy.plain(greedy())
 
 
 # Laws
@@ -159,22 +145,10 @@ def test_sequences_follow_the_processed_law(gamma: int, options: dict[str, Any])
         assert goodness_of_fit(counts[row], joint(settings, options.get("top_p", 1.0))) > 1e-4
 
 
-def test_forgotten_drafts_change_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(History, "behind", forget)
-    tiny.run_speculative.clear_cache()
-    counts = drawn(2, ("M", "T"))
-    tiny.run_speculative.clear_cache()
-    fits = [goodness_of_fit(counts[row], joint(settings)) for row, settings in enumerate(LAWS)]
-    assert fits[0] < 1e-6
-    assert fits[1] < 1e-6
-    assert fits[2] > 1e-3  # which has no processors
-    assert fits[4] < 1e-6
-
-
 # Collaboration
 
 
-SIZE, NEW, SAMPLED, GREEDY = 3, 5, 60_000, 40
+SIZE, NEW, SAMPLED, GREEDY = 3, 5, 20_000, 40
 TOGETHER = [
     Settings(repetition_penalty=1.4, frequency_penalty=0.3),
     Settings(no_repeat_ngram_size=3, logit_bias={1: 0.5}),
@@ -183,7 +157,7 @@ TOGETHER = [
 ]
 
 
-@partial(jax.jit, static_argnums=(0, 4), compiler_options={"xla_backend_optimization_level": "2"})
+@partial(jax.jit, static_argnums=(0, 4), compiler_options=tiny.QUICK)
 def together(program: Any, params: Any, batch: Any, chosen: Any, new: int) -> Any:
     return program.decode(params, program.prefill(params, batch, chosen, new), chosen)
 

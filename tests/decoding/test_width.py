@@ -38,7 +38,6 @@ from jaxspec.heads.kinds.vispec import VispecConfig
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import split_tower
 from jaxspec.models.language_model import LanguageModel
-from jaxspec.sharding import make_mesh, shardings
 from tests import tiny
 from tests.tiny.families import FAMILIES, SQUARES
 
@@ -89,31 +88,17 @@ def engine(models: Any, views: tuple[str, ...] = (), **options: Any) -> Engine:
     )
 
 
-def tokens(results: Any) -> list[tuple[int, ...]]:
-    return [result.tokens for result in results]
-
-
 @pytest.fixture(scope="module")
 def expected(models: Any) -> list[tuple[int, ...]]:
     """Return plain answers."""
-    return tokens(engine(models).generate(ASKED))
+    return tiny.tokens(engine(models).generate(ASKED))
 
 
 @pytest.mark.parametrize("name", ["two views", *tiny.rarer("gamma 7", "view and head")])
 def test_answers_do_not_depend_on_the_draft(models, expected, name):
     found = engine(models, **DRAFTS[name]).generate(ASKED)
-    assert tokens(found) == expected
+    assert tiny.tokens(found) == expected
     assert sum(result.stats.accepted_at.sum() for result in found)
-
-
-@pytest.mark.full
-def test_processed_answers_do_not_depend_on_the_draft(models):
-    settings = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "no_repeat_ngram_size": 4}
-    requests = [replace(request, **settings) for request in ASKED]
-    plain = tokens(engine(models).generate(requests))
-    results = engine(models, **DRAFTS["two views"]).generate(requests)
-    assert tokens(results) == plain
-    assert sum(result.stats.accepted_at.sum() for result in results)
 
 
 HEADS: dict[str, Callable[[ModelConfig], HeadConfig]] = {
@@ -135,8 +120,8 @@ DRAFTING = {
     "llava_next": ("MSD", "M, lookup, MTP"),
     "llava_onevision": ("KV", "M, lookup, one-pass"),
     "qwen2_5_vl": ("M, lookup, EAGLE-3",),
-    "qwen3_vl": ("M", "DSpark"),
-    "opt": ("T", "lookup"),
+    "qwen3_vl": ("M, DSpark",),
+    "opt": ("T, lookup",),
     "gemma4": ("assistant",),
     "gemma4_unified": ("M, lookup, assistant",),
 }
@@ -242,7 +227,7 @@ def test_streams_sessions_and_freed_rows(models):
             for text, images in (("Hi", [tiny.page()]), ("Why?", []))
         ]
         queued = engine(models, batch_size=2, **options).generate(ASKED)
-        runs.append(tokens([streamed, *talk, *queued]))
+        runs.append(tiny.tokens([streamed, *talk, *queued]))
     assert runs[0] == runs[1]
 
 
@@ -259,22 +244,8 @@ def test_a_session_goes_on_behind_a_stop_string(models, question):
         talk = [turns.ask(question, max_new_tokens=NEW, stop=[begun])]
         talk += [turns.ask(text, max_new_tokens=20) for text in WORDS[1:4]]
         assert talk[0].finish_reason == "stop"
-        runs.append(tokens(talk))
+        runs.append(tiny.tokens(talk))
     assert runs[0] == runs[1]
-
-
-@pytest.mark.full
-def test_a_mesh(models):
-    mesh = make_mesh(model=2, data=2)
-    target, *drafts = models
-    split = replace(
-        target, params=jax.device_put(target.params, shardings(target.config, target.params, mesh))
-    )
-    plain, found = (
-        tokens(engine([split, *drafts], **options).generate(ASKED))
-        for options in ({}, DRAFTS["view and head"])
-    )
-    assert found == plain
 
 
 def test_what_cannot_have_one_width_is_refused(models):
@@ -292,20 +263,7 @@ def test_a_live_batch_answers_as_if_alone_whatever_drafts(models):
         decoding = engine(models, **options)
         batch = decoding.live(ASKED)
         requests = dict(enumerate(decoding.batcher.read(ASKED)))
-        runs += [
-            live_answers(batch, [requests]),
-            live_answers(batch, [{i: r} for i, r in requests.items()]),
-        ]
+        together = tiny.run_live(batch, dict(requests))
+        apart = [tiny.run_live(batch, {i: request})[i] for i, request in requests.items()]
+        runs += [tiny.tokens(together[i] for i in requests), tiny.tokens(apart)]
     assert runs[0] == runs[1] == runs[2] == runs[3]
-
-
-def live_answers(batch: Batch, waves: list[dict[int, Any]]) -> list[tuple[int, ...]]:
-    """Let requests join as rows become free, one wave after the other."""
-    results: dict[int, Any] = {}
-    for wave in waves:
-        waiting = dict(wave)
-        while waiting or batch.busy:
-            batch.join(waiting)
-            batch.decode(stride=1)
-            results |= batch.results()
-    return tokens(results[i] for i in sorted(results))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from configs.train.gsm8k import DEBUG
 from eval import collaborative
 from eval.lib.collaborative.config import Pairing
 from tests.end_to_end.conftest import Calls
+from tests.tiny.files import read_json, read_lines, write_lines
 from train import text
 
 pytestmark = pytest.mark.full
@@ -31,11 +31,9 @@ ROWS = [
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data and two models trained on its halves, for two steps."""
     path = tmp_path_factory.mktemp("gsm8k")
-    (path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_lines(path / "data.jsonl", ROWS)
     long = ROWS[0] | {"question": "figs " * 2000}
-    (path / "asked.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in (ROWS[0], long, ROWS[1]))
-    )
+    write_lines(path / "asked.jsonl", (ROWS[0], long, ROWS[1]))
     for i, name in enumerate(("one", "other")):
         stage = replace(DEBUG, part=(i, 2), train=replace(DEBUG.train, seed=i))
         text.train(stage, path / "data.jsonl", path / name)
@@ -70,7 +68,7 @@ def measure(out: Path) -> None:
 def test_the_script(out: Path) -> None:
     measure(out)
 
-    rows = json.loads((out / "results.json").read_text())["rows"]
+    rows = read_json(out / "results.json")["rows"]
     assert [row["row"] for row in rows] == ["standard", "naive", "speculative", "CoS", "sweep"]
     rates = [row["decode_tokens_per_second"] for row in rows[:4]]
     assert [row["speedup_measured"] for row in rows[:4]] == [rate / rates[0] for rate in rates]
@@ -102,9 +100,9 @@ def test_the_script(out: Path) -> None:
         (2, 0.0),
     ]
     assert rows[4]["combination"] == "weighted:0.2,0.8"
-    records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    records = read_lines(out / "records.jsonl")
     assert [record["quality"] for record in records] == [0.0, 0.0, None, None, 0.0, 0.0]
-    prompts = [json.loads(line) for line in (out / "prompts.jsonl").read_text().splitlines()]
+    prompts = read_lines(out / "prompts.jsonl")
     assert [prompt["reader"] for prompt in prompts] == ["model 1", "model 2"] * 2
     assert prompts[0]["ids"] == prompts[1]["ids"]
 

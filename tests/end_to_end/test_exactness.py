@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from eval.lib.drafts.comparison import first_prompt
 from eval.lib.drafts.config import EvalConfig, Variant
 from eval.lib.drafts.forward import divergence
 from jaxspec.engine.engine import Engine, LoadedModel, Request
+from tests.tiny.files import read_json, read_lines
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_script_writes_records_and_table(
     )
     own = "--gammas 3 --batches 10 --draws 40 --tokens 2"
     main(f"tiny --out {tmp_path / 'out'} {own} --limit 3 --sets facts".split())
-    results = json.loads((tmp_path / "out/results.json").read_text())
+    results = read_json(tmp_path / "out/results.json")
     assert results["run"]["preset"] == "tiny"
     *rows, whole, warm, nucleus = results["rows"]
     assert [(row["dataset"], row["turn"], row["samples"]) for row in rows] == [
@@ -48,9 +48,7 @@ def test_script_writes_records_and_table(
         assert (row["temperature"], row["top_p"]) == options
         assert row["p_value"] > 1e-3
         assert row["degrees"] > 1
-    records = [
-        json.loads(line) for line in (tmp_path / "out/records.jsonl").read_text().splitlines()
-    ]
+    records = read_lines(tmp_path / "out/records.jsonl")
     assert [record["divergence"] for record in records] == [None] * 6
     table = (tmp_path / "out/table.md").read_text()
     assert table.count("100.00 %") == 1
@@ -76,7 +74,7 @@ def test_int8_answers_are_compared_with_those_of_the_full_weights(
     shares = {}
     for option in ("--full-weights", "--no-full-weights"):
         main(f"tiny --out {tmp_path / option} --gammas 2 --batches 8 --draws 0 {option}".split())
-        (row,) = json.loads((tmp_path / option / "results.json").read_text())["rows"]
+        (row,) = read_json(tmp_path / option / "results.json")["rows"]
         shares[option] = row["token_identity_rate"]
     answers = []
     for weights in (None, "int8"):

@@ -5,7 +5,6 @@ own.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from PIL import Image
 from eval import block_efficiency, mmspec
 from eval.lib.drafts.config import EvalConfig, Variant
 from jaxspec.errors import InputError
+from tests.tiny.files import read_json, read_lines, write_lines
 
 pytestmark = pytest.mark.full
 
@@ -36,7 +36,7 @@ def test_answers_summary_and_replay(tiny_preset: Callable[..., EvalConfig], tmp_
         },
         {"id": "m_2", "image": "a.png", "turns": ["Who?"], "category": "x", "topic": "one"},
     ]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    write_lines(tmp_path / "prompts.jsonl", prompts)
     data = (f"mmspec={tmp_path / 'prompts.jsonl'}",)
     rows = (Variant("MT", ("M", "T")),)
     tiny_preset(
@@ -44,11 +44,7 @@ def test_answers_summary_and_replay(tiny_preset: Callable[..., EvalConfig], tmp_
     )
     mmspec.main(["tiny", "--out", str(tmp_path / "out")])
     plain, fast = (
-        [
-            json.loads(line)
-            for line in (tmp_path / f"out/{name}-temperature-0.jsonl").read_text().splitlines()
-        ]
-        for name in ("baseline", "MT")
+        read_lines(tmp_path / f"out/{name}-temperature-0.jsonl") for name in ("baseline", "MT")
     )
     assert [len(row["choices"][0]["turns"]) for row in plain] == [3, 1]
     for ours, theirs in zip(fast, plain, strict=True):
@@ -74,7 +70,7 @@ def test_answers_summary_and_replay(tiny_preset: Callable[..., EvalConfig], tmp_
 
     own = ["--sets", f"mine={tmp_path / 'prompts.jsonl'}", "--images", str(tmp_path)]
     block_efficiency.main(["tiny", "--out", str(tmp_path / "table"), "--target", replay, *own])
-    rows = json.loads((tmp_path / "table/results.json").read_text())["rows"]
+    rows = read_json(tmp_path / "table/results.json")["rows"]
     assert [(row["turn"], row["samples"], row["token_identity_rate"]) for row in rows] == [
         (1, 2, 1.0),
         (2, 1, 1.0),

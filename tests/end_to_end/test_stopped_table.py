@@ -88,13 +88,8 @@ def test_a_stopped_table_goes_on_and_ends_as_one_that_was_not(
             measure(tmp_path / "out")
     assert {
         (row["dataset"], row["turn"]) for row in results(tmp_path / "out.unfinished")["rows"]
-    } == {
-        ("one", 1),
-        ("one", 2),
-    }
-    with pytest.raises(
-        InputError, match="holds results of gamma 2, but now it is 3; give another --out"
-    ):
+    } == {("one", 1), ("one", 2)}
+    with pytest.raises(InputError, match="holds results of gamma 2, but now it is 3; give another"):
         measure(tmp_path / "out", "--gamma", "3")
     with monkeypatch.context() as patch:
         breaking(patch, "M", "one", AssertionError("measured again"))
@@ -148,16 +143,9 @@ def conversations(preset: EvalConfig, folder: Path) -> EvalConfig:
     return replace(preset, sets=("mmspec",), data=(f"mmspec={folder / 'mmspec.jsonl'}",))
 
 
-@pytest.mark.parametrize(
-    "script",
-    [draft_quality, mmspec],
-)
+@pytest.mark.parametrize("script", [draft_quality, mmspec])
 def test_other_scripts_go_on_too(
-    script: Any,
-    preset: EvalConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    calls: Calls,
+    script: Any, preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
 ) -> None:
     """Stopped in its last call of an engine, a script repeats that call and its preparations
     only.

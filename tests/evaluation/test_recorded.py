@@ -217,14 +217,8 @@ def test_an_answer_that_is_missing_is_named(folder: Path) -> None:
 
 
 def test_the_command_writes_table_counts_and_summary(folder: Path, tmp_path: Path) -> None:
-    given = [
-        "--data",
-        f"mmspec={folder}",
-        "--tokenizer",
-        str(ASSETS / "mini/target"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    files = ["--data", f"mmspec={folder}", "--tokenizer", str(ASSETS / "mini/target")]
+    given = [*files, "--out", str(tmp_path / "out")]
     mmspec.main(["recorded", *given, "--resamples", "50", "--order", "3"])
     found = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     published = next(row for row in found if (row["method"], row["topic"]) == ("MSD", "all"))

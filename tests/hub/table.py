@@ -277,20 +277,13 @@ _HEADS = {
         "llava-hf/llava-v1.6-vicuna-7b-hf", "llava_1.6_7B"
     ),
     "JLKang/ViSpec-Qwen2.5-VL-3B-Instruct": _vispec(
-        "Qwen/Qwen2.5-VL-3B-Instruct",
-        "qwen2.5_vl_3B",
-        dtype="bfloat16",
-        fields={"qkv_bias": True},
+        "Qwen/Qwen2.5-VL-3B-Instruct", "qwen2.5_vl_3B", dtype="bfloat16", fields={"qkv_bias": True}
     ),
     "JLKang/ViSpec-Qwen2.5-VL-7B-Instruct": _vispec(
-        "Qwen/Qwen2.5-VL-7B-Instruct",
-        "qwen2.5_vl_7B",
-        dtype="bfloat16",
-        fields={"qkv_bias": True},
+        "Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5_vl_7B", dtype="bfloat16", fields={"qkv_bias": True}
     ),
     "AngelSlim/Qwen3-VL-2B-Instruct_eagle3": _angelslim(
-        "Qwen/Qwen3-VL-2B-Instruct",
-        "qwen3-vl-2b-eagle3-mrope",
+        "Qwen/Qwen3-VL-2B-Instruct", "qwen3-vl-2b-eagle3-mrope"
     ),
     "AngelSlim/Qwen3-VL-4B-Instruct_eagle3": _angelslim(
         "Qwen/Qwen3-VL-4B-Instruct",

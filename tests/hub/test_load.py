@@ -17,7 +17,6 @@ import configs
 from eval.lib.collaborative.config import CollaborativeEvalConfig
 from eval.lib.drafts.config import EvalConfig
 from jaxspec import Engine, EngineConfig, Request
-from jaxspec.cli import main
 from jaxspec.config import text_config
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel, load_draft
@@ -63,20 +62,18 @@ def layouts_of(kind: type) -> list[str]:
 @pytest.mark.full
 @pytest.mark.parametrize("name", layouts_of(HeadTwin))
 def test_public_heads_draft_for_their_targets(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, said: Callable[..., str]
 ) -> None:
     """Their rules for images are known, and an export's config.json names them."""
     twin, kind = HEADS[name], {"fused": "EAGLE-3 head", "eagle1": "EAGLE-1 head"}
     assert isinstance(twin, HeadTwin)
-    main(["inspect", name, "--json"])
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(said("inspect", name, "--json"))
     assert facts["family"].startswith(
         "ViSpec head" if twin.rule == "compressed" else kind[twin.feature]
     )
     assert facts["facts"]["image rule"] == twin.rule
-    main(["plan", twin.target, "--draft", name, "--chips", "h100"])
-    assert "speed-up at 2" in capsys.readouterr().out
-    main(["export", name, str(tmp_path / "head")])
+    assert "speed-up at 2" in said("plan", twin.target, "--draft", name, "--chips", "h100")
+    said("export", name, tmp_path / "head")
     raw = json.loads((tmp_path / "head" / "config.json").read_text())
     assert raw["jaxspec"]["images"] == twin.rule
     check_copy(name, tmp_path / "head", load_twin(twin.target))
@@ -93,20 +90,18 @@ def check_copy(name: str, copy: Path, target: LoadedModel) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", layouts_of(BlockTwin))
 def test_public_heads_draft_blocks_for_their_targets(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, said: Callable[..., str]
 ) -> None:
     twin = HEADS[name]
     assert isinstance(twin, BlockTwin)
-    main(["inspect", name])
-    assert "DFlash head" in capsys.readouterr().out
-    main(["plan", twin.target, "--draft", name, "--chips", "h100"])
-    assert "speed-up at 2" in capsys.readouterr().out
+    assert "DFlash head" in said("inspect", name)
+    assert "speed-up at 2" in said("plan", twin.target, "--draft", name, "--chips", "h100")
     copy, target = tmp_path / "copy", load_twin(twin.target)
     # no factor and no cap of a Gemma in speculators' classes
     server = "vllm" if twin.is_gemma or "final_logit_softcapping" in twin.config else "speculators"
-    main(["export", name, str(copy), "--for", server, "--vocab-of", twin.target])
-    served = str(copy) if server == "speculators" else twin.target
-    assert f"vllm serve {served}" in capsys.readouterr().out
+    served = copy if server == "speculators" else twin.target
+    told = said("export", name, copy, "--for", server, "--vocab-of", twin.target)
+    assert f"vllm serve {served}" in told
     check_copy(name, copy, target)
     gamma = twin.options["gamma"] + 1
     with pytest.raises(InputError, match=f"gamma: {gamma} is more than the"):
@@ -116,15 +111,13 @@ def test_public_heads_draft_blocks_for_their_targets(
 @pytest.mark.full
 @pytest.mark.parametrize("name", layouts_of(AssistantTwin))
 def test_an_assistant_drafts_for_its_target(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, said: Callable[..., str]
 ) -> None:
     """The kind of draft is found in config.json."""
     twin, copy = HEADS[name], tmp_path / "copy"
-    main(["inspect", name])
-    assert "Gemma 4 assistant" in capsys.readouterr().out
-    main(["plan", twin.target, "--draft", name, "--chips", "h100"])
-    assert "speed-up at 2" in capsys.readouterr().out
-    main(["export", name, str(copy)])
+    assert "Gemma 4 assistant" in said("inspect", name)
+    assert "speed-up at 2" in said("plan", twin.target, "--draft", name, "--chips", "h100")
+    said("export", name, copy)
     check_copy(name, copy, load_twin(twin.target))
 
 

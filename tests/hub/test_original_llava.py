@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import transformers
 from PIL import Image
 
 from jaxspec import LoadedModel
@@ -21,9 +20,10 @@ from jaxspec.checkpoints.fitting import named_tensors
 from jaxspec.checkpoints.formats import original_llava
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.checkpoints.locating import fetch_checkpoint, locate
-from jaxspec.checkpoints.processors import load_tokenizer
+from jaxspec.checkpoints.processors import load_tokenizer, pillow_class
 from jaxspec.cli import main
 from jaxspec.errors import InputError
+from tests import tiny
 from tests.hub.conftest import load_twin
 from tests.hub.original import CLIP, CONVERTED, LLAVA, write_llava, write_weights
 
@@ -81,7 +81,7 @@ def test_images_are_padded_to_a_square_in_the_mean_colour(model: LoadedModel) ->
     image = Image.fromarray(rng.integers(0, 255, (90, 140, 3), np.uint8))
     square = Image.new("RGB", (140, 140), (122, 116, 104))
     square.paste(image, (0, 25))
-    kind = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
+    kind = pillow_class("CLIPImageProcessor")
     side = model.config.vision_config.image_size
     clip = kind(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
     pixels = clip(images=[square], return_tensors="np")["pixel_values"]
@@ -175,10 +175,10 @@ def test_a_vocabulary_with_spare_rows_keeps_them(tmp_path: Path) -> None:
 def test_others_are_one_line(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
     (path := tmp_path / "original").mkdir()
     write_llava(path, fetch_checkpoint(CONVERTED), **changes)
-    with pytest.raises(InputError) as caught:
-        original_llava.convert(path, fetch_checkpoint(CLIP), tmp_path / "out")
-    assert line in str(caught.value)
-    assert str(path) in str(caught.value)
+    tower = fetch_checkpoint(CLIP)
+    said = tiny.one_line(original_llava.convert, path, tower, tmp_path / "out")
+    assert line in said
+    assert str(path) in said
 
 
 def test_a_model_without_a_tower_is_one_line(tmp_path: Path) -> None:

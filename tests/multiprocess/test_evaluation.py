@@ -68,14 +68,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ]
     (folder / "mine.jsonl").write_text("\n".join(lines))
     data = prepare("talk", folder, [Talk()[i] for i in range(5)])
-    table = [
-        *TABLE,
-        f"mine={folder / 'mine.jsonl'}",
-        "--target",
-        str(target),
-        "--draft",
-        str(draft),
-    ]
+    models = ["--target", str(target), "--draft", str(draft)]
+    table = [*TABLE, f"mine={folder / 'mine.jsonl'}", *models]
     answers = {
         "target": str(target),
         "data": str(data),

@@ -193,9 +193,8 @@ def test_processor_of_another_model(pair):
     other = tiles.processor(pair[0]).image_processor
     other.image_grid_pinpoints = [[12, 12]]
     reader = type(ours.images)(ours.config, other)
-    with pytest.raises(
-        InputError, match=r"makes 2 tiles of 50x50 pixels, but config\.json asks for 10"
-    ):
+    line = r"makes 2 tiles of 50x50 pixels, but config\.json asks for 10"
+    with pytest.raises(InputError, match=line):
         reader.read([tiles.page(50, 50)])
 
 

@@ -34,10 +34,11 @@ from jaxspec.loading.images import image_inputs
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.inputs import Pool
 from jaxspec.models.lvlms.gemma4 import SquareImages
-from jaxspec.sharding import make_mesh, shardings
+from jaxspec.sharding import make_mesh
 from tests import tiny
 from tests.hub import configs, words
 from tests.tiny import hf
+from tests.tiny.files import read_json
 from tests.tiny.hf import torch
 from tests.tiny.tiles import page
 
@@ -226,9 +227,10 @@ def expected(pairs: Any) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_and_logits(pairs: Any, expected: Any, kind: str) -> None:
+    """Of the prompts of several images; the answers are of all."""
     reference, ours = pairs(kind)
     config: Any = ours.config
-    for (question, images), (logits, _) in zip(asked(), expected(kind), strict=True):
+    for (question, images), (logits, _) in [*zip(asked(), expected(kind))][2:]:
         batch = inputs(reference, ours, question, images)
         prompt = Engine(ours, config=SETTINGS).encoder.prompt(question, images)
         counts = iter((squares(image)[1][:, 0] >= 0).sum() for image in images)
@@ -321,10 +323,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "its assistant, a model and lookup": {"views": ("M", "lookup"), "gamma": 3},
 }
-CASES = [
-    *(("12B", "plain"), ("31B", "plain"), ("E4B", "plain")),
-    ("31B", "its assistant, a model and lookup"),
-]
+CASES = [("12B", "plain"), ("E4B", "plain"), ("31B", "its assistant, a model and lookup")]
 
 
 def engine(ours: LoadedModel, drafts: str, **options: Any) -> Engine:
@@ -371,12 +370,9 @@ def test_a_batch_writes_transformers_answers(
 
 
 def test_a_mesh_changes_no_token(pairs: Any, expected: Any) -> None:
-    _, ours = pairs("31B")
-    mesh = make_mesh(model=2)
-    placed = jax.device_put(ours.params, shardings(ours.config, ours.params, mesh))
-    results = engine(replace(ours, params=placed), "its assistant, a model and lookup").generate(
-        requests()
-    )
+    """Plain decoding, as transformers writes."""
+    split = tiny.split(pairs("31B")[1], make_mesh(model=2))
+    results = engine(split, "plain").generate(requests())
     assert tokens(results) == [answer for _, answer in expected("31B")]
 
 
@@ -417,7 +413,7 @@ def test_files(pairs: Any, tmp_path: Path, kind: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, again.params, ours.params)
     settings = [model.image_processor.max_soft_tokens for model in (again, ours)]  # pyright: ignore
     assert settings == [MOST] * 2
-    kinds = json.loads((out / "preprocessor_config.json").read_text())["image_processor_type"]
+    kinds = read_json(out / "preprocessor_config.json")["image_processor_type"]
     assert kinds == f"{KINDS[kind][0]}ImageProcessor"
     images: Any = ours.images
     with pytest.raises(InputError, match="view P: Gemma 4's images are not pooled"):

@@ -68,10 +68,7 @@ def test_the_projector_reads_averages(name: str) -> None:
     np.testing.assert_allclose(ours, np.concatenate(expected)[None], atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("pool", "tokens"),
-    [(Pool(100 + 1), 576), (Pool(25), 16)],
-)
+@pytest.mark.parametrize(("pool", "tokens"), [(Pool(100 + 1), 576), (Pool(25), 16)])
 def test_sizes_that_cannot_be(pool: Pool, tokens: int) -> None:
     with pytest.raises(
         InputError, match=f"view P: a tile of {tokens} image tokens cannot be pooled to"

@@ -10,7 +10,6 @@ itself the result is compared, and the next run begins in an empty folder.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -31,6 +30,7 @@ from eval.lib.output.tables import Table, markdown
 from jaxspec.data.prepared import Prepared, prepare
 from picturebook.training import Picturebook
 from tests.tiny import training
+from tests.tiny.files import read_json, read_lines
 from tests.training import child
 
 EARLY = 0.1
@@ -202,9 +202,7 @@ def _prepare(run: str, told: Connection) -> None:
 
 
 def _version(out: Path) -> int:
-    return (
-        json.loads((out / "results.json").read_text())["rows"][0]["version"] if out.exists() else -1
-    )
+    return read_json(out / "results.json")["rows"][0]["version"] if out.exists() else -1
 
 
 def _check_tables(run: Path) -> None:
@@ -213,8 +211,8 @@ def _check_tables(run: Path) -> None:
     if out.exists():
         assert (out / "mine").exists() or _version(out) == 0, f"{out}: the user's file is lost"
         version = _version(out)
-        rows = json.loads((out / "results.json").read_text())["rows"]
-        records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+        rows = read_json(out / "results.json")["rows"]
+        records = read_lines(out / "records.jsonl")
         assert len(rows) == SETS, f"{out}: some sets are missing"
         assert len(records) == SETS * 300, f"{out}: some records are missing"
         assert {row["version"] for row in rows + records} == {version}, (

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import jax
 import numpy as np
 from tqdm import tqdm
 
@@ -21,8 +20,9 @@ from jaxspec.engine.engine import CollaborationConfig, Engine, EngineConfig, Loa
 from jaxspec.loading.models import LoadedDraft
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.sharding import make_mesh, shardings
+from jaxspec.sharding import make_mesh
 from picturebook import SYNTHETIC_SETS, test_set
+from tests import tiny
 
 VIEWS = ("M", "T", "C", "P", "P4", "T-literal", "head", "lookup")
 TREES = ("2", "2:9", "3:12", "dynamic:2:8", "dynamic:3:12")
@@ -144,8 +144,10 @@ def try_settings(
     rng = np.random.default_rng(seed)
     sizes: Any = {"prompt_buckets": (256,), "image_buckets": (5,), "new_buckets": (32,)}
     requests = draw_prompts(rng, Engine(target).encoder, prompts)
-    expected = _answers(Engine(target, None, EngineConfig(batch_size=8, **sizes)), requests)
-    placed = {devices: _on_devices(target, devices) for devices in set(DEVICES)}
+    expected = tiny.tokens(
+        Engine(target, None, EngineConfig(batch_size=8, **sizes)).generate(requests)
+    )
+    placed = {n: tiny.split(target, make_mesh(n)) if n > 1 else target for n in set(DEVICES)}
     for number in tqdm(range(settings), unit="setting", desc="random settings"):
         setting = draw_setting(rng, sizes)
         reference = expected
@@ -159,10 +161,12 @@ def try_settings(
             models = [target, target]
             engine = Engine(models, config=setting.together)
             standard = replace(setting.together, method="standard", gammas=None, batch_size=8)
-            reference = _answers(Engine(models, config=standard), requests)
+            reference = tiny.tokens(Engine(models, config=standard).generate(requests))
         apart = [
             i
-            for i, (want, got) in enumerate(zip(reference, _answers(engine, requests), strict=True))
+            for i, (want, got) in enumerate(
+                zip(reference, tiny.tokens(engine.generate(requests)), strict=True)
+            )
             if want != got
         ]
         yield {
@@ -172,17 +176,3 @@ def try_settings(
             "identical": prompts - len(apart),
             "apart": apart,
         }
-
-
-def _answers(engine: Any, requests: Sequence[Request]) -> list[tuple[int, ...]]:
-    return [result.tokens for result in engine.generate(requests)]
-
-
-def _on_devices(model: LoadedModel, devices: int) -> LoadedModel:
-    """Return the model split over so many devices."""
-    if devices == 1:
-        return model
-    mesh = make_mesh(devices)
-    return replace(
-        model, params=jax.device_put(model.params, shardings(model.config, model.params, mesh))
-    )

@@ -49,6 +49,12 @@ def data_url(image: Image.Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
+def shown(*urls: str) -> dict[str, Any]:
+    """Return the messages of a body that shows images."""
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"messages": [{"role": "user", "content": parts}]}
+
+
 def body_of(i: int) -> dict[str, Any]:
     """A request of kind i: with or without an image, in one turn or three, greedy or drawn, with a
     stop string, of its own length.
@@ -84,6 +90,22 @@ def alone(served: Served, body: dict[str, Any]) -> Any:
         **options,
     )
     return served.alone.generate(request)
+
+
+def worker_of(served: Served, *more: Any, **options: Any) -> Worker:
+    """Return another worker of the engine, which compiles nothing that it does not need."""
+    return Worker(served.engine, examples(served.engine, *SIZES), *more, **options)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def ticket(request: Any, loop: Any, kind: type[Ticket] = Ticket, **lane: Any) -> Any:
+    return kind(request, time.monotonic() + 300, asyncio.Event(), loop, **lane)
 
 
 def idle(served: Served) -> None:
@@ -203,13 +225,19 @@ def test_the_openai_client_is_answered(served: Served) -> None:
         ({"n": 1000}, "n: 1000 answers"),
         ({"stop": ["x", "x" * 1001]}, "stop: a string of over 1000 characters"),
         ({"messages": []}, "messages: none"),
-        ({"messages": [{"role": "user", "content": "x" * 300}]}, "prompt tokens: 3"),
-        ({"messages": [{"role": "user", "content": "x" * 40_000}]}, "far over 256 tokens"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "half a character"),
+        # images are read from nowhere else
+        (shown("https://127.0.0.1/photo.png"), "no address is fetched"),
+        (shown("file:///etc/passwd"), "no address is fetched"),
+        (shown("data:image/png;base64,!!"), "not base64"),
+        (shown("data:image/png;base64,aGk="), "not one of the formats"),
+        (shown("data:image/png;base64"), "no data URL"),
+        (shown("Data:;base64,\ud800"), "not base64"),
+        (shown(data_url(Image.new("L", (3000, 3000)))), "over 100000 pixels"),
     ],
 )
 def test_a_refusal_names_the_field(served: Served, change: dict[str, Any], words: str) -> None:
-    status, answer = post(served, json.dumps(body_of(0) | change).encode())
+    status, answer = post(served, body_of(0) | change)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert words in answer["error"]["message"]
 
@@ -225,7 +253,7 @@ def test_a_refusal_names_the_field(served: Served, change: dict[str, Any], words
     ],
 )
 def test_a_refusal_is_a_short_line_with_its_param(served: Served, name: str, value: Any) -> None:
-    _, answer = post(served, json.dumps(body_of(0) | {name: value}).encode())
+    _, answer = post(served, body_of(0) | {name: value})
     assert answer["error"]["param"] == name
     assert len(answer["error"]["message"]) < 200
     assert "\n" not in answer["error"]["message"]
@@ -240,12 +268,16 @@ def test_json_of_many_levels_is_refused_wherever_it_is(served: Served, name: str
         assert post(served, body, path="completions")[0] in (200, 400), levels
 
 
-@pytest.mark.parametrize("letters", [300, 600, 40_000])
-def test_a_prompt_that_is_too_long_has_a_code(served: Served, letters: int) -> None:
+@pytest.mark.parametrize(
+    ("letters", "words"),
+    [(300, "prompt tokens: 3"), (600, "prompt"), (40_000, "far over 256 tokens")],
+)
+def test_a_prompt_that_is_too_long_has_a_code(served: Served, letters: int, words: str) -> None:
     """Over the batch's 256 tokens, over the model's 512, and before it is encoded."""
     body = body_of(0) | {"messages": [{"role": "user", "content": "x" * letters}]}
-    status, answer = post(served, json.dumps(body).encode())
+    status, answer = post(served, body)
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert words in answer["error"]["message"]
 
 
 def test_a_trace_tells_the_place_in_the_queue(served: Served) -> None:
@@ -263,15 +295,14 @@ def test_many_prompts_are_refused_before_they_are_read(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PromptEncoder, "completion", None)
-    body = json.dumps({"prompt": [""] * 9}).encode()
-    status, answer = post(served, body, path="completions")
+    status, answer = post(served, {"prompt": [""] * 9}, path="completions")
     assert (status, answer["error"]["message"]) == (400, "prompt: 9 prompts; give 1 to 8")
 
 
 def test_a_completion_and_its_pieces_have_the_spaces_of_the_text(served: Served) -> None:
     _, space, _ = served.engine.encoder.ids("a b")[-3:]
     body = {"prompt": "Once", "max_tokens": 2, "logit_bias": {str(space): 100}, "logprobs": 2}
-    (choice,) = post(served, json.dumps(body).encode(), path="completions")[1]["choices"]
+    (choice,) = post(served, body, path="completions")[1]["choices"]
     assert choice["text"] == "  "
     assert choice["logprobs"]["tokens"] == [" ", " "]
     scores = [*choice["logprobs"]["top_logprobs"][0].values()]
@@ -292,7 +323,7 @@ def test_answers_have_the_form_that_is_asked_for(served: Served) -> None:
         body["logit_bias"] = {str(space): -1e9, str(line): -1e9}
 
     def ask(body: dict[str, Any]) -> str:
-        status, answer = post(served, json.dumps(body).encode())
+        status, answer = post(served, body)
         assert status == 200, answer
         return answer["choices"][0]["message"]["content"]
 
@@ -311,7 +342,7 @@ def test_answers_have_the_form_that_is_asked_for(served: Served) -> None:
     assert [ask(body) for body in bodies] == texts
     assert len(compile_cache.EXECUTABLES) == programs
     refused = bodies[0] | {"guided_choice": None, "guided_regex": "((("}
-    status, answer = post(served, json.dumps(refused).encode())
+    status, answer = post(served, refused)
     assert (status, answer["error"]["param"]) == (400, "guided_regex")
     assert "\n" not in answer["error"]["message"]
 
@@ -319,7 +350,7 @@ def test_answers_have_the_form_that_is_asked_for(served: Served) -> None:
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_a_limit_over_the_servers_is_the_servers(served: Served, name: str) -> None:
     body = body_of(0) | {"max_tokens": None, "stop": None, "min_tokens": NEW, name: 10 * NEW}
-    answer = post(served, json.dumps(body).encode())[1]
+    answer = post(served, body)[1]
     assert answer["usage"]["completion_tokens"] == NEW
     assert answer["choices"][0]["finish_reason"] == "length"
 
@@ -329,33 +360,11 @@ def test_fields_of_no_effect_are_taken(served: Served) -> None:
         "frequency_penalty": 0.0, "suffix": "", "best_of": 1.0, "logit_bias": {}, "tools": [],
         "user": "me", "response_format": {"type": "text"}, "top_k": -1, "logprobs": False,
     }  # fmt: skip
-    assert post(served, json.dumps(body_of(0) | neutral).encode())[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("https://127.0.0.1/photo.png", "no address is fetched"),
-        ("file:///etc/passwd", "no address is fetched"),
-        ("data:image/png;base64,!!", "not base64"),
-        ("data:image/png;base64,aGk=", "not one of the formats"),
-        ("data:image/png;base64", "no data URL"),
-        ("Data:;base64,\ud800", "not base64"),
-        (data_url(Image.new("L", (3000, 3000))), "over 100000 pixels"),
-    ],
-)
-def test_images_are_read_from_nowhere_else(served: Served, url: str, words: str) -> None:
-    part = {"type": "image_url", "image_url": {"url": url}}
-    body = {"messages": [{"role": "user", "content": [part]}]}
-    status, answer = post(served, json.dumps(body).encode())
-    assert status == 400
-    assert words in answer["error"]["message"]
+    assert post(served, body_of(0) | neutral)[0] == 200
 
 
 def test_limits_of_bodies_and_of_the_queue(served: Served) -> None:
-    many = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}] * 2
-    body = {"messages": [{"role": "user", "content": many}]}
-    assert post(served, json.dumps(body).encode())[0] == 400
+    assert post(served, shown(*["data:image/png;base64,"] * 2))[0] == 400
     assert post(served, b"[" * 100_000)[0] == 400
     assert post(served, b" " * (BODY + 1))[0] == 413
     assert post(served, b"{}", {"Content-Type": "text/plain"})[0] == 415
@@ -367,7 +376,7 @@ def test_limits_of_bodies_and_of_the_queue(served: Served) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
     long = body_of(0) | {"n": 4, "max_tokens": NEW, "stop": None}
     with ThreadPoolExecutor(24) as pool:
-        answers = list(pool.map(lambda _: post(served, json.dumps(long).encode()), range(24)))
+        answers = list(pool.map(lambda _: post(served, long), range(24)))
     idle(served)
     refused = [answer for status, answer in answers if status == 429]
     assert {status for status, _ in answers} == {200, 429}
@@ -395,7 +404,7 @@ def test_hostile_requests_are_refused_and_leave_nothing(served: Served) -> None:
     idle(served)
     assert set(statuses) <= {200, 400, 404, 413, 415}
     assert statuses.count(400) > 50
-    assert post(served, json.dumps(body_of(0)).encode())[0] == 200
+    assert post(served, body_of(0))[0] == 200
 
 
 @pytest.mark.parametrize("block_ms", [0.5, 5.0, 30.0, 80.0])
@@ -410,18 +419,16 @@ def test_a_run_takes_a_block_or_up_to_fifty_milliseconds(block_ms: float) -> Non
     assert next_stride(stride, stride - 1, 1.0) == stride
 
 
-def test_a_worker_that_fails_leaves_nobody_waiting(served: Served) -> None:
+def test_a_worker_that_fails_leaves_nobody_waiting(served: Served, loop: Any) -> None:
     """It ends the tickets that are just joining, and those in the queue."""
-    worker = Worker(served.engine, examples(served.engine, *SIZES), QUEUE)  # compiles nothing
+    worker = worker_of(served, QUEUE)
     worker.start()
     assert worker.ready.wait(600)
     del worker.batch.states  # what makes the rows that they join
-    request, loop = worker.read(Request("Hi"), 4), asyncio.new_event_loop()
-    deadline, event = time.monotonic() + 300, asyncio.Event()
-    tickets = [Ticket(request, deadline, event, loop) for _ in range(worker.batch.rows + 1)]
+    request = worker.read(Request("Hi"), 4)
+    tickets = [ticket(request, loop) for _ in range(worker.batch.rows + 1)]
     worker.submit(tickets)
     worker.join(60)
-    loop.close()
     assert worker.failure is not None
     assert [type(ticket.error) for ticket in tickets] == [Unready] * len(tickets)
     with pytest.raises(Unready):
@@ -429,7 +436,9 @@ def test_a_worker_that_fails_leaves_nobody_waiting(served: Served) -> None:
 
 
 @pytest.mark.parametrize("before", [1, 2])
-def test_a_ticket_that_is_over_is_not_prefilled_and_not_lost(served: Served, before: int) -> None:
+def test_a_ticket_that_is_over_is_not_prefilled_and_not_lost(
+    served: Served, loop: Any, before: int
+) -> None:
     """Its deadline passes, or its client leaves, before it is taken or after."""
     looks = itertools.chain([False] * before, itertools.repeat(True))
 
@@ -438,19 +447,17 @@ def test_a_ticket_that_is_over_is_not_prefilled_and_not_lost(served: Served, bef
         def over(self) -> bool:
             return next(looks)
 
-    worker = Worker(served.engine, examples(served.engine, *SIZES), QUEUE)
-    request, loop = worker.read(Request("Hi"), 4), asyncio.new_event_loop()
-    ticket = Passing(request, 0.0, asyncio.Event(), loop)
-    worker.waiting.append(ticket)
+    worker = worker_of(served, QUEUE)
+    passing = ticket(worker.read(Request("Hi"), 4), loop, Passing)
+    worker.waiting.append(passing)
     worker._advance()
-    assert [*worker.tickets.values()] == [ticket] * (before == 2)
+    assert [*worker.tickets.values()] == [passing] * (before == 2)
     worker._advance()
-    loop.close()
     assert not [*worker.tickets, *worker.waiting]
-    assert isinstance(ticket.error, Late)
+    assert isinstance(passing.error, Late)
 
 
-def test_prompts_join_one_by_one_between_two_blocks(served: Served) -> None:
+def test_prompts_join_one_by_one_between_two_blocks(served: Served, loop: Any) -> None:
     """A running answer gains tokens between two joins, and each first token is published alone."""
     events: list[tuple[int, int]] = []
 
@@ -460,10 +467,9 @@ def test_prompts_join_one_by_one_between_two_blocks(served: Served) -> None:
                 events.append((tickets.index(self), len(result.tokens)))
             super().publish(result, error)
 
-    worker = Worker(served.engine, examples(served.engine, *SIZES), QUEUE)
-    deadline, event, loop = time.monotonic() + 300, asyncio.Event(), asyncio.new_event_loop()
+    worker = worker_of(served, QUEUE)
     tickets = [
-        Logged(worker.read(Request("Hi", min_new_tokens=NEW), NEW), deadline, event, loop)
+        ticket(worker.read(Request("Hi", min_new_tokens=NEW), NEW), loop, Logged)
         for _ in range(worker.batch.rows)
     ]
     worker.waiting.extend(tickets)
@@ -474,22 +480,21 @@ def test_prompts_join_one_by_one_between_two_blocks(served: Served) -> None:
         (first, count), *block = events[before:]
         assert (first, count) == (newest, 1)  # nothing is published twice
         assert [index for index, _ in block] == [*range(newest + 1)]
-    loop.close()
     for i in range(len(tickets)):
         counts = [count for index, count in events if index == i]
         assert counts == sorted(set(counts))
 
 
-def test_a_long_prompt_keeps_nobody_waiting(served: Served) -> None:
+def test_a_long_prompt_keeps_nobody_waiting(served: Served, loop: Any) -> None:
     """A running answer gains a token after each piece; whoever leaves between two is not read on,
     and the next one is.
     """
-    worker = Worker(served.engine, examples(served.engine, *SIZES), QUEUE)
-    lane, event, loop = worker.batch, asyncio.Event(), asyncio.new_event_loop()
+    worker = worker_of(served, QUEUE)
+    lane = worker.batch
     assert lane.reader is not None
     lane.reader.ready |= {*lane.reader.piece_sizes}
     running, gone, other = (
-        Ticket(worker.read(request, NEW), time.monotonic() + 300, event, loop)
+        ticket(worker.read(request, NEW), loop)
         for request in (
             Request("Hi", min_new_tokens=NEW),
             *map(Request, ("So. " * 40, "Oh. " * 36)),
@@ -511,7 +516,6 @@ def test_a_long_prompt_keeps_nobody_waiting(served: Served) -> None:
     worker.abandon([gone])
     while other.result is None:
         assert turn() >= 1
-    loop.close()
     assert gone.result is None
     assert [*worker.tickets.values()] == [running, other]
     alone = served.engine.generate(replace(other.request, max_new_tokens=1))
@@ -527,7 +531,7 @@ def test_a_conversation_reads_only_what_is_new(served: Served) -> None:
 
     def ask(body: dict[str, Any], key: str) -> tuple[str, int]:
         headers = {"Authorization": f"Bearer {key}"}
-        answer = post(served, json.dumps(body).encode(), headers)[1]
+        answer = post(served, body, headers)[1]
         usage = answer["usage"]
         return answer["choices"][0]["message"]["content"], *usage["prompt_tokens_details"].values()
 
@@ -555,8 +559,7 @@ def test_short_prompts_compile_when_first_needed_where_time_is_short(served: Ser
         if ready[-1]:
             worker.end()
 
-    requests = examples(served.engine, *SIZES)
-    worker = Worker(served.engine, requests, progress=progress, patience=0)
+    worker = worker_of(served, progress=progress, patience=0)
     worker.start()
     worker.join(600)
     warmed = worker.warmed
@@ -587,7 +590,7 @@ def test_the_warmup_ends_where_more_programs_have_no_room(
         if worker.ready.is_set():
             worker.end()
 
-    worker = Worker(served.engine, examples(served.engine, *SIZES), progress=progress)
+    worker = worker_of(served, progress=progress)
     worker.start()
     worker.join(600)
     assert worker.warmed == len(worker.programs) == 4
@@ -611,23 +614,22 @@ def test_a_full_server_says_when_to_come_again(
 
 
 def test_a_busy_lane_leaves_the_other_its_queue(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: Served, loop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Engine(served.engine.target, config=EngineConfig(batch_size=1))
-    worker = Worker(served.engine, examples(served.engine, *SIZES), 2, plain)  # compiles nothing
+    worker = worker_of(served, 2, plain)
     worker.ready.set()
-    request, loop, event = worker.read(Request("Hi"), 4), asyncio.new_event_loop(), asyncio.Event()
+    request = worker.read(Request("Hi"), 4)
     for lane in worker.lanes:
-        tickets = [Ticket(request, 0.0, event, loop, lane) for _ in range(worker.batch.rows + 2)]
+        tickets = [ticket(request, loop, lane=lane) for _ in range(worker.batch.rows + 2)]
         rows = worker.lanes[lane].rows
         worker.submit(tickets[: rows + 2])
         with pytest.raises(Full):
             worker.submit(tickets[:1])
         places = [ticket.waiting for ticket in worker.waiting if ticket.lane == lane]
         assert places == [*range(1, rows + 3)]
-    loop.close()
     monkeypatch.setattr(served.server, "open", served.worker.batch.rows + QUEUE)
-    assert post(served, json.dumps(body_of(0)).encode())[0] == 200
+    assert post(served, body_of(0))[0] == 200
 
 
 def test_slow_clients_are_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -690,7 +692,7 @@ def test_a_second_signal_ends_at_once(served: Served, caplog: pytest.LogCaptureF
 
 
 def test_metrics_have_the_names_of_vllms(served: Served) -> None:
-    post(served, json.dumps(body_of(0)).encode())
+    post(served, body_of(0))
     page = get(served, "/metrics")[1].decode()
     for name in (
         "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:prompt_tokens_total",
@@ -730,7 +732,7 @@ def test_an_answer_counts_its_drafts_as_vllms_does(served: Served, stream: bool)
         "num_spec_tokens": 3,
     }
     assert answer.usage.completion_tokens_details is None  # of predictions, which are not drafts
-    plain = post(served, json.dumps(body | {"draft": False}).encode())[1]
+    plain = post(served, body | {"draft": False})[1]
     assert "metrics" not in plain
 
 
@@ -770,14 +772,13 @@ def test_other_paths_and_hosts_are_refused_with_the_mend(served: Served) -> None
 
 def test_a_key_is_asked_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = served.server.settings
-    monkeypatch.setattr(
-        served.server, "settings", settings.__class__(settings.limits, key="s3cret")
-    )
+    secret = settings.__class__(settings.limits, key="s3cret")
+    monkeypatch.setattr(served.server, "settings", secret)
     with pytest.raises(openai.AuthenticationError):
         served.client.models.list()
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="s3cret", max_retries=0)
     assert client.models.list().data[0].id == MODEL
-    assert post(served, json.dumps(body_of(0)).encode())[0] == 401
+    assert post(served, body_of(0))[0] == 401
     settings = replace(settings, key="clé")
     monkeypatch.setattr(served.server, "settings", settings)
     for key, status in (("clé", 200), ("cle", 401)):
@@ -790,11 +791,16 @@ def test_a_key_is_asked_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> 
         assert b"\r\nwww-authenticate: bearer\r\n" in connection.recv(1000).lower()
 
 
+def tested(served: Served, **settings: Any) -> TestClient:
+    """Return a client of the server with other settings."""
+    changed = replace(served.server.settings, **settings)
+    return TestClient(app.Server(served.worker, changed, served.server.metrics).app())
+
+
 def test_a_request_has_an_id_and_a_line_of_the_log(served: Served) -> None:
     """Its client's, unless it would break the line; of a stream it comes at the end."""
     lines: list[str] = []
-    settings = replace(served.server.settings, log=lines.append)
-    client = TestClient(app.Server(served.worker, settings, served.server.metrics).app())
+    client = tested(served, log=lines.append)
     body = body_of(0) | {"max_tokens": 2, "stream": True}
     for name, path in (("mine-1", "chat/completions"), ("it is\tnot", "a%0Ac")):
         headers = {"Host": "localhost", "X-Request-Id": name}
@@ -813,8 +819,7 @@ def test_a_request_has_an_id_and_a_line_of_the_log(served: Served) -> None:
 
 @pytest.mark.parametrize("origins", [("https://chat.example",), ("*",), ()])
 def test_pages_of_allowed_origins_may_ask(served: Served, origins: tuple[str, ...]) -> None:
-    settings = replace(served.server.settings, origins=origins)
-    client = TestClient(app.Server(served.worker, settings, served.server.metrics).app())
+    client = tested(served, origins=origins)
     for origin in ("https://chat.example", "https://other.example"):
         headers = {"Host": "localhost", "Origin": origin, "Access-Control-Request-Method": "POST"}
         headers["Access-Control-Request-Headers"] = "authorization, content-type"
@@ -840,11 +845,12 @@ def raw(served: Served) -> Iterator[socket.socket]:
 
 def post(
     served: Served,
-    body: bytes,
+    body: bytes | dict[str, Any],
     headers: dict[str, str] | None = None,
     path: str = "chat/completions",
 ) -> tuple[int, Any]:
     connection = HTTPConnection("127.0.0.1", served.port, timeout=300)
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
     types = {"Content-Type": "application/json"} | (headers or {})
     try:
         connection.request("POST", f"/v1/{path}", body, types)

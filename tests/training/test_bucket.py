@@ -15,8 +15,9 @@ from jaxspec.training.loop.preemption import Preempted
 from jaxspec.training.regenerate import regenerate, regenerated
 from tests.tiny import Talk
 from tests.tiny.bucket import Bucket, bucket
-from tests.training.test_preemption import STAGE, batch, train
+from tests.training.test_preemption import STAGE, train
 from tests.training.test_regenerate import WORK, chunks, engine, options, straight  # noqa: F401
+from tests.training.test_trainer import batches
 
 pytestmark = pytest.mark.full
 
@@ -43,14 +44,14 @@ def test_a_slice_goes_on_from_the_bucket(
                 "jaxspec.training.loop.preemption.Preemption.reached",
                 lambda self, point: point == 2 * 3,
             )
-        return batch(step)
+        return batches(step)
 
     with pytest.raises(Preempted):
         train(tmp_path / "first", stage, preempted)
     monkeypatch.undo()
     assert {name.split("/")[1] for name in names()} == {"2", "3"}
     asked: list[int] = []
-    again = train(tmp_path / "second", stage, lambda step: asked.append(step) or batch(step))
+    again = train(tmp_path / "second", stage, lambda step: asked.append(step) or batches(step))
     assert asked == [3, 4, 5]
     np.testing.assert_array_equal(again, train(tmp_path / "straight"))
 

@@ -217,9 +217,7 @@ def test_a_row_with_images_for_a_text_target_is_one_line() -> None:
 
 
 def test_rows_of_which_none_teaches_end_the_run() -> None:
-    with pytest.raises(
-        InputError, match=r"512 rows in turn.*within 8 tokens.*give longer --bucket"
-    ):
+    with pytest.raises(InputError, match=r"512 rows in turn.*within 8 tokens.*give longer --bucke"):
         batches(buckets=(8,))(0)
 
 

@@ -95,9 +95,7 @@ def test_where_no_step_can_be_read_nothing_is_moved(saved: Path, tmp_path: Path)
     before = sorted((tmp_path / "saved").rglob("*"))
     with Checkpoints(tmp_path / "saved") as checkpoints:
         assert checkpoints.newest() is None
-        with pytest.raises(
-            InputError, match=r"step 4 cannot be read \(JSONDecodeError.*nor any before it"
-        ):
+        with pytest.raises(InputError, match=r"step 4 cannot be read \(JSONDecodeError.*nor any b"):
             checkpoints.restore(STATE)
     assert sorted((tmp_path / "saved").rglob("*")) == before
 

@@ -21,7 +21,7 @@ from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.kinds.dflash import DFlashConfig
 from jaxspec.heads.kinds.eagle3 import Eagle3Config
 from jaxspec.heads.kinds.kv_head.config import KVHeadConfig
-from jaxspec.heads.loading import load_head, save_head
+from jaxspec.heads.loading import save_head
 from jaxspec.heads.making import init_head, new_head
 from jaxspec.loading.models import LoadedHead, LoadedModel
 from jaxspec.models.families import text_params
@@ -296,28 +296,6 @@ def test_losses_on_a_mesh_are_those_of_one_device(taught: Path, tmp_path: Path) 
     np.testing.assert_allclose(mesh, one, rtol=1e-4)
 
 
-@pytest.mark.full
-def test_a_dflash_head_learns_and_drafts(taught: Path, tmp_path: Path) -> None:
-    """The trained head, as its files hold it, is accepted more often than not at all."""
-    train = replace(child.HEAD_STAGE, steps=40, learning_rate=1e-2, mesh=MeshConfig(data=1))
-    recipe = replace(
-        child.HEAD,
-        target=str(taught / "target"),
-        stages=(replace(child.HEAD.stages[0], train=train),),
-        head={"feature": "block", "layers": 1, "target_layers": (1,), "gamma": 3, "markov": 2},
-    )
-    save_head(tmp_path / "hf", *train_head(recipe, tmp_path, {"talk": taught / "talk"}), None)
-    lines = training.metrics(tmp_path / "head")
-    first, last = (
-        np.mean([line["loss"] for line in part], axis=0) for part in (lines[:5], lines[-5:])
-    )
-    assert last < 0.9 * first
-    assert np.mean([line["tokens_per_pass"] for line in lines[-5:]]) > 1
-    config, _ = load_head(tmp_path / "hf")
-    assert isinstance(config, DFlashConfig)
-    assert config.markov == 2
-
-
 def ended(_: Any, params: Any, *__: Any, **___: Any) -> Any:
     """Run a stage as if it had no step."""
     return params
@@ -342,13 +320,9 @@ def test_a_head_goes_on_from_one_of_its_kind(taught: Path, tmp_path: Path) -> No
     assert again == config
     jax.tree.map(np.testing.assert_array_equal, begun[-1], changed)
     other = replace(recipe, start=str(tmp_path / "head"), head={**recipe.head, "pooling": "drop"})
-    with pytest.raises(
-        InputError, match="head: its kind is 'KV head', the recipe's 'one-pass KV head'"
-    ):
+    with pytest.raises(InputError, match="head: its kind is 'KV head', the recipe's 'one-pass KV"):
         train_head(replace(other, head={**recipe.head, "parallel": True}), tmp_path, data)
-    with pytest.raises(
-        InputError, match=r"start .*head: its pooling is '\w+', the recipe's 'drop'"
-    ):
+    with pytest.raises(InputError, match=r"start .*head: its pooling is '\w+', the recipe's 'drop"):
         train_head(other, tmp_path, data)
 
 
@@ -381,33 +355,13 @@ def test_an_eagle_head_without_an_output_matrix_goes_on_without_one(
             "embedding",
             "its images is 'zero', not",
         ),
-        (
-            {"feature": "fused"},
-            "target_layers",
-            (0, 1, 1),
-            r"its target_layers is \(0, 1, 2\), not",
-        ),
-        (
-            {"feature": "block", "layers": 1},
-            "markov",
-            4,
-            "its markov is 0, not 4; leave out --head.m",
-        ),
-        (
-            {"feature": "block", "layers": 1},
-            "layers",
-            2,
-            "its layers is 1, not 2; leave out --head.l",
-        ),
+        ({"feature": "fused"}, "target_layers", (0, 1, 1), r"its target_layers is \(0, 1, 2\), no"),
+        ({"feature": "block", "layers": 1}, "markov", 4, "its markov is 0, not 4; leave out --hea"),
+        ({"feature": "block", "layers": 1}, "layers", 2, "its layers is 1, not 2; leave out --hea"),
     ],
 )
 def test_a_start_decides_what_is_not_chosen(
-    start: dict[str, Any],
-    name: str,
-    value: Any,
-    line: str,
-    taught: Path,
-    tmp_path: Path,
+    start: dict[str, Any], name: str, value: Any, line: str, taught: Path, tmp_path: Path
 ) -> None:
     """What the command line changes, it decides, or the start is refused."""
     target = LoadedModel.load(taught / "target")
@@ -477,9 +431,7 @@ def test_each_row_is_read_once(tmp_path: Path) -> None:
     same([*older.k, *older.v], [first[0].k[0], first[0].v[0]])
     for file in tmp_path.iterdir():
         file.write_bytes(file.read_bytes()[:99])
-    with pytest.raises(
-        InputError, match=r"reading .*safetensors: cannot be read \(.*\); remove it"
-    ):
+    with pytest.raises(InputError, match=r"reading .*safetensors: cannot be read \(.*\); remove i"):
         keep(steps[0])
 
 

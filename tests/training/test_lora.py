@@ -88,14 +88,8 @@ def test_a_recipe_trains_the_updates_and_writes_an_adapter(
         jax.tree.map(np.testing.assert_array_equal, trained[part], start[part])
     assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(trained[LORA]))
     monkeypatch.setattr(script, "load_preset", lambda *_: made)
-    words = [
-        "--runs",
-        str(tmp_path / "runs"),
-        "--data",
-        f"talk={taught / 'talk'}",
-        "--dtype",
-        "float32",
-    ]
+    words = ["--data", f"talk={taught / 'talk'}", "--dtype", "float32"]
+    words += ["--runs", str(tmp_path / "runs")]
     out = script.main(["mine", *words])
     adapted = LoadedModel.load(target, adapter=tmp_path / "runs" / "adapter").params
     whole = LoadedModel.load(out).params

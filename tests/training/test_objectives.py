@@ -13,12 +13,7 @@ import pytest
 from jaxspec.loading.models import LoadedModel
 from jaxspec.prompts.views import parse_views
 from jaxspec.training.conversations import ConversationBatches
-from jaxspec.training.objectives import (
-    Distillation,
-    teacher_logits,
-    teacher_params,
-    tuning_loss,
-)
+from jaxspec.training.objectives import Distillation, teacher_logits, teacher_params, tuning_loss
 from tests import tiny
 from tests.tiny import Talk
 from tests.training.test_conversations import ENCODER, MODEL

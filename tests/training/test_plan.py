@@ -4,6 +4,7 @@ chips.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -11,7 +12,6 @@ import jax.numpy as jnp
 import pytest
 
 from configs.latency.llava7b_68m import config as sizes
-from jaxspec.cli import main
 from jaxspec.engine.plan import usual_head
 from jaxspec.sharding import on_mesh
 from jaxspec.training.plan import abstract_step, mesh_for
@@ -62,12 +62,11 @@ def test_a_7b_target_teaches_a_head() -> None:
 
 
 def test_the_command_tells_the_mesh_of_a_training(
-    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[Path, Path], said: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jaxspec.cli.plan.TRAINING_ROOM", 2e-6)
-    target, draft = map(str, pair)
-    main(["plan", target, "--draft", draft, "--train", "6", "--prompt", "64", "--chips", "v5e"])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    words = f"plan {pair[0]} --draft {pair[1]} --train 6 --prompt 64 --chips v5e".split()
+    lines = [line.split() for line in said(*words).splitlines()]
     cells = {line[0]: line[1:4] for line in lines if line and line[0].startswith("mesh.")}
     assert cells == {
         "mesh.data": ["1", "1", "1"],

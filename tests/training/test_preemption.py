@@ -4,7 +4,6 @@ wait for it.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -13,41 +12,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.config import TrainConfig
 from jaxspec.training.loop.preemption import Preempted, Preemption
 from jaxspec.training.loop.trainer import fit
-from jaxspec.training.losses import mean_of_rows
+from tests.tiny import training
+from tests.training import test_trainer
+from tests.training.test_trainer import batches, loss_fn, params
 
 pytestmark = pytest.mark.full
 
-STAGE = TrainConfig(steps=6, batch=4, learning_rate=0.1, warmup=1, log_every=1, mesh=MeshConfig(1))
-
-
-def batch(step: int) -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(step).normal(size=(4, 3)).astype(np.float32)}
-
-
-@mean_of_rows
-def loss_fn(params: Any, rows: Any) -> Any:
-    loss = jnp.mean((rows["x"] @ params["kernel"] - 1) ** 2)
-    return loss, {"loss": loss}
+STAGE = replace(test_trainer.STAGE, save_every=100)
 
 
 def train(
-    directory: Path, stage: TrainConfig = STAGE, asked: Any = batch, **options: Any
+    directory: Path, stage: TrainConfig = STAGE, asked: Any = batches, **options: Any
 ) -> np.ndarray:
-    return fit(
-        stage, {"kernel": np.zeros((3, 1), np.float32)}, loss_fn, asked, directory, **options
-    )["kernel"]
+    return fit(stage, params(), loss_fn, asked, directory, **options)["line"]["kernel"]
 
 
-@pytest.fixture(
-    params=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name
-)
+@pytest.fixture(params=[signal.SIGTERM], ids=lambda number: number.name)
 def number(request: pytest.FixtureRequest) -> Iterator[int]:
     """A signal with a handler of its own, wherever the tests run: in the background, or under
     nohup.
@@ -57,13 +43,14 @@ def number(request: pytest.FixtureRequest) -> Iterator[int]:
     signal.signal(request.param, before)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], indirect=True)
 def test_a_run_that_is_told_to_end_saves_and_goes_on(
     tmp_path: Path, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def told(step: int) -> dict[str, np.ndarray]:
         if step == 1:
             os.kill(os.getpid(), number)
-        return batch(step)
+        return batches(step)
 
     with pytest.raises(Preempted) as ended:
         train(tmp_path / "cut", asked=told)
@@ -72,7 +59,7 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on(
     assert signal.getsignal(number) is signal.default_int_handler
     (saved,) = (int(path.name) for path in (tmp_path / "cut" / "checkpoints").iterdir())
     asked: list[int] = []
-    rest = train(tmp_path / "cut", asked=lambda step: asked.append(step) or batch(step))
+    rest = train(tmp_path / "cut", asked=lambda step: asked.append(step) or batches(step))
     assert 0 < saved < STAGE.steps
     assert asked == [*range(saved, STAGE.steps)]
     np.testing.assert_array_equal(rest, train(tmp_path / "straight"))
@@ -90,11 +77,11 @@ def test_a_signal_during_an_evaluation_saves_the_step_that_was_evaluated(
     stage = replace(STAGE, evaluate_every=2)
     with pytest.raises(Preempted):
         train(tmp_path, stage, evaluate=evaluate)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = training.metrics(tmp_path)
     assert [(line["step"], line.get("tau")) for line in lines] == [(1, None), (2, None), (2, 2.0)]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
     train(tmp_path, replace(stage, steps=6), evaluate=lambda params: {"tau": 3.0})
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = training.metrics(tmp_path)
     assert [line["tau"] for line in lines if "tau" in line] == [2.0, 3.0, 3.0]
 
 

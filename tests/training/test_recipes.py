@@ -4,7 +4,6 @@ models.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -32,6 +31,7 @@ from picturebook.training import Picturebook
 from tests import tiny
 from tests.tiny import Talk, families
 from tests.tiny.hub_server import running_hub
+from tests.tiny.training import metrics as log
 from train import recipe as script
 
 SMALL = replace(
@@ -42,16 +42,10 @@ SMALL = replace(
     num_key_value_heads=2,
 )
 TRAIN = TrainConfig(
-    steps=1,
-    batch=4,
-    learning_rate=0.1,
-    warmup=1,
-    log_every=1,
-    mesh=MeshConfig(data=1),
+    steps=1, batch=4, learning_rate=0.1, warmup=1, log_every=1, mesh=MeshConfig(data=1)
 )
 ALIGN = replace(TRAIN, warmup=0, final_rate=1.0, frozen=("vision_tower", "language_model"))
 FIRST = Stage("align", ALIGN, (("talk", 1.0),), plain=True)
-DATA = {"picturebook:facts": Picturebook(kinds=("facts",))}
 SECOND = Stage(
     "tune", replace(TRAIN, frozen=("vision_tower",)), (("talk", 3.0), ("picturebook:facts", 1.0))
 )
@@ -65,17 +59,23 @@ def recipe(taught: Path, **fields: Any) -> Recipe:
     return replace(made, **fields)
 
 
-def log(path: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+@pytest.fixture
+def data(taught: Path) -> dict[str, Any]:
+    return {"picturebook:facts": Picturebook(kinds=("facts",)), "talk": taught / "talk"}
 
 
 @pytest.mark.parametrize(("count", "samples"), [(40, 128), (1, 4)])
 def test_a_dry_run_says_what_stages_take_and_writes_nothing(
-    count: int, samples: int, taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    count: int,
+    samples: int,
+    taught: Path,
+    data: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     stage = replace(SECOND, train=replace(SECOND.train, steps=count))
     made = recipe(taught, stages=(stage,))
-    train_draft(made, tmp_path / "run", {**DATA, "talk": taught / "talk"}, dry_run)
+    train_draft(made, tmp_path / "run", data, dry_run)
     first, memory, steps = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
         rf"tune: {count} steps of 4 samples; of {samples} samples [\d.]+% teach, and [\d.]+% of the "
@@ -101,48 +101,37 @@ def test_a_recipe_is_found_by_its_path(tmp_path: Path) -> None:
         load_preset(script.KIND, str(tmp_path / "other.py"))
 
 
-def test_stages_train_what_they_should(taught: Path, tmp_path: Path) -> None:
+def test_stages_train_what_they_should(taught: Path, data: dict[str, Any], tmp_path: Path) -> None:
     shutil.copytree(taught / "target", tmp_path / "target")
     first = replace(FIRST, train=replace(ALIGN, evaluate_every=1))
     made = recipe(taught, target=str(tmp_path / "target"), stages=(first, SECOND), held_out="talk")
     start = start_draft(made, LoadedModel.load(made.target))
-    draft = train_draft(made, tmp_path, {**DATA, "talk": taught / "talk"})
+    draft = train_draft(made, tmp_path, data)
     changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), start.params, draft.params)
     assert not any(jax.tree.leaves(changed["vision_tower"]))
     assert all(jax.tree.leaves(changed["multi_modal_projector"]))
     assert any(jax.tree.leaves(changed["language_model"]))
     assert log(tmp_path / "align")[-1]["simulated_tokens_per_pass"] >= 1
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    again = train_draft(
-        replace(made, stages=(first,)), tmp_path, {**DATA, "talk": taught / "talk"}
-    )  # finds it finished
+    again = train_draft(replace(made, stages=(first,)), tmp_path, data)  # finds it finished
     assert again.config == draft.config
     assert finished.keys() == {*tmp_path.rglob("*")}
     for stage in ("align", "tune"):
         shutil.copytree(tmp_path / stage, tmp_path / "longer" / stage)
     longer = replace(first, train=replace(first.train, steps=2))
     with pytest.raises(InputError, match=r"tune: holds a run with before.align 1, but now it is 2"):
-        train_draft(
-            replace(made, stages=(longer, SECOND)),
-            tmp_path / "longer",
-            {**DATA, "talk": taught / "talk"},
-        )
+        train_draft(replace(made, stages=(longer, SECOND)), tmp_path / "longer", data)
     assert [line["step"] for line in log(tmp_path / "longer/align") if "loss" in line] == [1, 2]
     with pytest.raises(InputError, match="view 'M', but now it is 'P1'"):
-        train_draft(replace(made, view="P1"), tmp_path, {**DATA, "talk": taught / "talk"})
-    with pytest.raises(
-        InputError, match=r"data .*'talk', 1.0, 20.*, but now it is .*'talk', 2.0, 20"
-    ):
-        train_draft(
-            replace(made, stages=(replace(first, data=(("talk", 2.0),)),)),
-            tmp_path,
-            {**DATA, "talk": taught / "talk"},
-        )
+        train_draft(replace(made, view="P1"), tmp_path, data)
+    heavier = replace(made, stages=(replace(first, data=(("talk", 2.0),)),))
+    with pytest.raises(InputError, match=r"data .*'talk', 1.0, 20.*, but now it is .*'talk', 2.0,"):
+        train_draft(heavier, tmp_path, data)
     prepare("talk", tmp_path, [Talk()[i + 1] for i in range(20)])
     with pytest.raises(
         InputError, match=r"data .*'talk', 1.0, 20, 'fing.*, but now it is .*'talk', 1.0, 20, 'fing"
     ):
-        train_draft(made, tmp_path, {**DATA, "talk": tmp_path / "talk"})
+        train_draft(made, tmp_path, data | {"talk": tmp_path / "talk"})
     shutil.rmtree(tmp_path / "target")
     tiny.save(
         tmp_path / "target",
@@ -154,7 +143,7 @@ def test_stages_train_what_they_should(taught: Path, tmp_path: Path) -> None:
         InputError,
         match=rf"target '{tmp_path}/target, fing.*, but now it is '{tmp_path}/target, fing",
     ):
-        train_draft(made, tmp_path, {**DATA, "talk": taught / "talk"})
+        train_draft(made, tmp_path, data)
 
 
 def test_a_draft_that_sees_has_positions_for_its_longest_rows(taught: Path) -> None:
@@ -166,12 +155,14 @@ def test_a_draft_that_sees_has_positions_for_its_longest_rows(taught: Path) -> N
 
 
 @pytest.mark.full
-def test_a_text_draft_learns_from_a_teacher(taught: Path, tmp_path: Path) -> None:
+def test_a_text_draft_learns_from_a_teacher(
+    taught: Path, data: dict[str, Any], tmp_path: Path
+) -> None:
     stages = (replace(SECOND, train=replace(TRAIN, accumulate=2)),)
     made = recipe(
         taught, view="T", stages=stages, distillation=Distillation("tvd", top_k=4, share=0.5)
     )
-    draft = train_draft(made, tmp_path, {**DATA, "talk": taught / "talk"})
+    draft = train_draft(made, tmp_path, data)
     assert draft.config == SMALL
     assert set(draft.params) == {"model", "lm_head"}
     entry = log(tmp_path / "tune")[-1]
@@ -180,14 +171,16 @@ def test_a_text_draft_learns_from_a_teacher(taught: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("view", ["M", "T", "T-slots"])
-def test_a_start_of_another_tokeniser_is_refused(taught: Path, tmp_path: Path, view: str) -> None:
+def test_a_start_of_another_tokeniser_is_refused(
+    taught: Path, data: dict[str, Any], tmp_path: Path, view: str
+) -> None:
     """Before anything is trained, also where the draft gets the target's tower and tokeniser."""
     words = tiny.tokenizer(tiny.CHARACTERS[::-1])
     start = str(tiny.save(tmp_path / "start", SMALL, tiny.random_params(SMALL), words))
     made = recipe(taught, start=start, view=view)
     line = f"start {start}: tokeniser: differs from the target's: .*; use one made for it"
     with pytest.raises(InputError, match=line):
-        train_draft(made, tmp_path / "runs", {**DATA, "talk": taught / "talk"})
+        train_draft(made, tmp_path / "runs", data)
     assert not (tmp_path / "runs").exists()
 
 
@@ -201,8 +194,9 @@ def test_the_data_of_a_stage_have_weights() -> None:
 
 def test_more_tokens_than_are_scored_are_not_compared(taught: Path, tmp_path: Path) -> None:
     """A negative draft vocabulary is refused, too."""
-    made = recipe(taught, view="T", distillation=Distillation("tvd", top_k=9))
-    few, data = replace(made, draft_vocabulary=8), {**DATA, "talk": taught / "talk"}
+    stages = (replace(SECOND, data=(("talk", 1.0),)),)
+    made = recipe(taught, view="T", stages=stages, distillation=Distillation("tvd", top_k=9))
+    few, data = replace(made, draft_vocabulary=8), {"talk": taught / "talk"}
     with pytest.raises(InputError, match="distillation: top_k 9 of 8 scored tokens; give fewer"):
         train_draft(few, tmp_path, data)
     with pytest.raises(InputError, match="draft_vocabulary: -5; give a number from 0"):
@@ -244,15 +238,8 @@ def test_the_command_writes_a_draft_that_loads(
     """And pushes it, with a card that says that it is a draft."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     terms = ["--licence", "apache-2.0", "--base-model", "someone/llama"]
-    words = [
-        "mini_text",
-        "--target",
-        str(taught / "target"),
-        "--data",
-        str(taught / "talk"),
-        "--runs",
-        str(tmp_path),
-    ]
+    words = ["mini_text", "--target", str(taught / "target"), "--data", str(taught / "talk")]
+    words += ["--runs", str(tmp_path)]
     words += ["--tune.steps", "1", "--tune.batch", "4", "--tune.mesh.data", "1"]
     with running_hub() as hub:
         out = script.main([*words, "--push", "us/draft", *terms])
@@ -273,15 +260,8 @@ def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shared" / "run.debug" / "2").mkdir(parents=True)  # a killed trial's
     (tmp_path / "shared" / "run").mkdir()
-    words = [
-        "mini_text",
-        "--target",
-        str(taught / "target"),
-        "--data",
-        str(taught / "talk"),
-        "--debug",
-    ]
-    out = script.main([*words, "--tune.checkpoints", "shared/run/"])
+    words = ["mini_text", "--target", str(taught / "target"), "--data", str(taught / "talk")]
+    out = script.main([*words, "--debug", "--tune.checkpoints", "shared/run/"])
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["run"]
     assert [entry["step"] for entry in log(out.parent / "tune")] == [2]
 
@@ -304,10 +284,7 @@ def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
             "^--tune.evaluate-every 5: no answers to evaluate on; give --held-out SET$",
         ),
         (["kv_mini", "--no-head.slot-bias"], "such option; did you mean '--head.no-slot-bias'"),
-        (
-            ["llava15_68m", "--data", "llava_v1_5_mix=x"],
-            "no stage reads it; did you mean 'llava_v1_5_mix665k'",
-        ),
+        (["llava15_68m", "--data", "llava_v1_5_mix=x"], "no stage reads it; did you mean 'llava_v"),
     ],
 )
 def test_errors_of_the_command(

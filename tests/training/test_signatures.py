@@ -13,12 +13,7 @@ import pytest
 from jaxspec.data.prepared import Prepared, prepare
 from jaxspec.errors import InputError
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.loop.signatures import (
-    claim,
-    data_signature,
-    model_signature,
-    run_signature,
-)
+from jaxspec.training.loop.signatures import claim, data_signature, model_signature, run_signature
 from picturebook.training import Picturebook
 from tests.tiny import Talk
 

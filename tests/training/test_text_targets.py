@@ -4,7 +4,6 @@ own.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +12,13 @@ import numpy as np
 import pytest
 
 from jaxspec.config import Qwen2Config
-from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.heads.loading import load_head, save_head
-from jaxspec.loading.models import LoadedHead
+from jaxspec.heads.loading import load_head
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.draft_recipe import Recipe, train_draft
 from jaxspec.training.recipes import Stage
 from tests import tiny
+from tests.tiny import training
+from tests.tiny.files import write_lines
 from tests.tiny.training import train_head
 from tests.training import child
 from train import distill_data, prepare
@@ -50,7 +49,7 @@ def answers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     told = {"role": "assistant", "content": "No."}
     chats = [{"messages": [{"role": "user", "content": f"Say {i}."}, told]} for i in range(12)]
-    (folder / "chat.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    write_lines(folder / "chat.jsonl", chats)
     data = prepare.main(prepare.Text(folder / "chat.jsonl", "chat", out=folder))
     options = distill_data.Options(
         *(str(target), str(data), "anew"),
@@ -79,21 +78,12 @@ def test_a_head_is_trained_and_loses_nothing(target: Path, answers: Path, tmp_pa
     )
     config, params = train_head(recipe, tmp_path / "runs", {"talk": answers})
     run = tmp_path / "runs" / "tune"
-    *_, decoded = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    decoded = training.metrics(run)[-1]
     assert decoded["decoded_tokens_per_pass"] >= 1
     assert decoded["identical"] == 1
     jax.tree.map(np.testing.assert_array_equal, load_head(run / "best")[1], params)
     assert not config.pools
     assert len(config.text_config.draft_vocabulary) == 40
-    save_head(tmp_path / "head", config, params, np.float32)
-    model = LoadedModel.load(target)
-    model = replace(model, config=replace(model.config, eos_token_id=None))
-    requests = [Request(words, 24) for words in ("Say 3.", "And what else?")]
-    plain = Engine(model, config=EngineConfig()).generate(requests)
-    head = LoadedHead.load(tmp_path / "head", model)
-    drafted = Engine(model, head, EngineConfig(gamma=3)).generate(requests)
-    assert [result.tokens for result in drafted] == [result.tokens for result in plain]
-    assert drafted[0].stats.tokens_per_pass > 1
 
 
 def test_a_draft_is_trained_on_the_same(target: Path, answers: Path, tmp_path: Path) -> None:
