@@ -143,7 +143,9 @@ def test_it_is_written_by_itself(directory: Path, tmp_path: Path, target: Loaded
     again, read = load_head(tmp_path / "head")
     assert again == config
     jax.tree.map(np.testing.assert_array_equal, params, read)
-    with pytest.raises(InputError, match=r"made for a target of width 32 and .* and 3 layers, and no"):
+    with pytest.raises(
+        InputError, match=r"made for a target of width 32 and .* and 3 layers, and no"
+    ):
         config.for_target(tiny.CONFIG)
 
 
