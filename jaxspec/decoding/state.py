@@ -170,7 +170,7 @@ class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
         most: Int[Array, " B"],
         options: Sampling,
         logits: Float[Array, "B T V"] | None,
-    ) -> tuple[Self, Int[Array, " B"]]:
+    ) -> tuple[DecodeState[Caches, Drafting, Stats], Int[Array, " B"]]:
         """Append at most `most` of the accepted drafts and next token, up to EOS or the limit.
 
         With 2 of 3 drafts accepted the block is [d0, d1, next, -], and `most` 3 takes all that is
