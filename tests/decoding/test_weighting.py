@@ -126,7 +126,6 @@ def test_rules_equal_the_reference(text: str) -> None:
         ("inverse_error_softmax:tau=2", reference.inverse_error_softmax("kl", 2.0)),
         ("adaboost", reference.adaboost()),
     ],
-    ids=str,
 )
 def test_tokens_that_the_draft_rules_out_cost_much_and_not_everything(
     text: str, known: Any
