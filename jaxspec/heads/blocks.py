@@ -61,9 +61,9 @@ class TargetPass(struct.PyTreeNode):
 
     hidden: Float[Any, "B L D"]
     """Final-normed hidden states."""
-    k: tuple[Float[Any, "B K L H"], ...] = ()
+    k: tuple[Float[Any, "B _K L _H"], ...] = ()
     """Keys of the target's layers that the head reads."""
-    v: tuple[Float[Any, "B K L H"], ...] = ()
+    v: tuple[Float[Any, "B _K L _H"], ...] = ()
     states: Float[Any, "B L fused"] | None = None
     """Hidden states of several layers, for a head that reads these."""
     embeds: Float[Any, "B L D"] | None = None
