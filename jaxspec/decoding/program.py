@@ -42,11 +42,6 @@ class Program(ABC, Generic[State]):
         """Return the cache of each member."""
 
     @property
-    def forms(self) -> tuple[Member, ...]:
-        """Return the forms in which a prompt is read: the members', then those of each source."""
-        return (*self.members, *(form for source in self.sources for form in source.forms))
-
-    @property
     def towers(self) -> tuple[LanguageModel | None, ...]:
         """Return the models that encode image tiles, one for each member and each source."""
         members = (member.model if member.reads_images else None for member in self.members)
