@@ -23,7 +23,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 WIDTH, HEIGHT, SCALE = 960, 720, 2
 """Size of the picture in CSS pixels, and how many pixels of the file each of them takes."""
-PASSING = (NoSuchElementException, StaleElementReferenceException)
+PASSING = (NoSuchElementException, StaleElementReferenceException, IndexError)
 """Errors about nodes that are not there yet, or have just been drawn anew."""
 KEEP = """
 const [chat, done] = arguments;
