@@ -1,4 +1,4 @@
-"""A checkpoint that tests damage copies of."""
+"""These fixtures give a tiny checkpoint, and a copy of it that a test may damage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import tiny
 
 @pytest.fixture(scope="package")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sharded LLaVA with tokeniser and image processor."""
+    """Return the directory of a sharded LLaVA with tokeniser and image processor."""
     path = tmp_path_factory.mktemp("good") / "model"
     params, words, pages = tiny.random_params(tiny.CONFIG), tiny.tokenizer(), tiny.image_processor()
     options = SaveOptions(max_shard_bytes=40_000)
@@ -23,5 +23,5 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(good: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """Return a copy of the checkpoint, which the test may damage."""
     return shutil.copytree(good, tmp_path / "model")

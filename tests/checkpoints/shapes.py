@@ -1,4 +1,6 @@
-"""Checkpoints of real shapes whose zeros take no room: safetensors headers over sparse files."""
+"""Checkpoints of real shapes, whose zeros take no room, are safetensors headers over sparse
+files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's format: merged as numpy merges them, and wrong ones refused in one
+"""LoRA adapters in PEFT's format are merged as numpy merges them, and wrong ones are refused in one
 line.
 """
 
@@ -76,7 +76,7 @@ def write(
 def by_numpy(
     base: Path, out: Path, tensors: dict[str, np.ndarray], scale: Callable[[str], float]
 ) -> Path:
-    """A copy of the model whose file holds the sums."""
+    """Return a copy of the model whose file holds the sums."""
     shutil.copytree(base, out)
     stored = load_file(out / "model.safetensors")
     for name, a in tensors.items():
@@ -101,7 +101,9 @@ def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
 
 
 def test_an_adapter_of_old_is_read(models: Path, tmp_path: Path) -> None:
-    """PEFT wrote .bin before 0.6."""
+    """An adapter in a .bin file, as PEFT wrote before 0.6, gives the same parameters as
+    safetensors.
+    """
     torch = pytest.importorskip("torch")
     write(tmp_path / "adapter")
     new = LoadedModel.load(models / "llava", adapter=tmp_path / "adapter").params
@@ -253,7 +255,9 @@ def test_an_adapter_parts_tied_matrices_as_peft_does(
 def test_embedding_and_output_matrix_are_updated(
     tmp_path: Path, targets: tuple[str, ...], tying: bool, tied: bool, ending: str
 ) -> None:
-    """As PEFT writes them: with the matrix itself, as `base_layer`, next to its two factors."""
+    """Updates of embedding and output matrix are read as PEFT writes them: with the matrix itself,
+    as `base_layer`, next to its two factors.
+    """
     config = replace(tiny.CONFIG.text_config, tie_word_embeddings=tied)
     params, rng = tiny.random_params(config), np.random.default_rng(3)
     huggingface.save(tmp_path / "base", config, params)
@@ -291,7 +295,9 @@ def test_embedding_and_output_matrix_are_updated(
 
 
 def test_modules_of_peft_in_memory_are_known_by_their_names(models: Path, tmp_path: Path) -> None:
-    """`torch.save(model.state_dict())` keeps the wrapper of `modules_to_save`, and both its parts."""
+    """The state that `torch.save(model.state_dict())` keeps is read: the wrapper of
+    `modules_to_save`, and both its parts.
+    """
     tensors = write(tmp_path / "adapter", "text", {"modules_to_save": ["embed_tokens"]})
     module = "base_model.model.model.embed_tokens"
     tensors[f"{module}.modules_to_save.default.weight"] = EMBEDDING

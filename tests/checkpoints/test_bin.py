@@ -1,5 +1,5 @@
-"""PyTorch's .bin weights: the very parameters of the safetensors, and every way in which a pickle
-may be wrong.
+"""PyTorch's .bin weights give the same parameters as safetensors, and a pickle that is wrong in any
+way is refused.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def refused(path: Path, *parts: str) -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), zip(MODELS, ("float16", "bfloat16")))
 def test_the_same_parameters_as_in_safetensors(name, dtype, tmp_path):
-    """Buffers of old, which transformers stored up to 4.31, and a tied head's copy are passed
-    over.
+    """PyTorch's shards give the parameters of safetensors; buffers that transformers stored up to
+    4.31, and a tied head's copy, are passed over.
     """
     path = write(tmp_path / "bin", name, dtype=dtype)
     shards = sorted(path.glob("pytorch_model-*.bin"))
@@ -83,8 +83,8 @@ def test_the_same_parameters_as_in_safetensors(name, dtype, tmp_path):
 
 
 def test_one_file_and_views_of_one_storage(tmp_path):
-    """As OPT's converter left them: q, k and v are parts of one tensor, of which the file holds one
-    copy.
+    """A file whose q, k and v are views of one tensor, as OPT's converter left them, gives the
+    parameters of separate tensors.
     """
     path = write(tmp_path / "model", MODELS[1], shards=1)
     before, file = load(path).params, path / "pytorch_model.bin"
@@ -98,8 +98,8 @@ def test_one_file_and_views_of_one_storage(tmp_path):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_exported_as_safetensors(name, tmp_path):
-    """The whole model as it is distributed, tokeniser and all; transformers reads what is
-    written.
+    """A model that is distributed as .bin is exported whole, with its tokeniser, and transformers
+    reads it.
     """
     if name == MODELS[0]:
         pytest.importorskip("sentencepiece", reason="install the `sentencepiece` extra")
@@ -114,7 +114,7 @@ def test_exported_as_safetensors(name, tmp_path):
 
 
 class Evil:
-    """Runs a command where it is unpickled."""
+    """Run a command where this object is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -139,7 +139,7 @@ def test_code_in_a_pickle_does_not_run(vicuna):
 
 
 def damaged(vicuna: Path, case: str) -> str:
-    """Damage a file; what is said of it."""
+    """Damage a file, and return what its refusal says."""
     file = vicuna / FIRST
     tensors = torch.load(file, weights_only=True)
     if case == "lost shard":
@@ -172,7 +172,7 @@ def test_damage(case, vicuna):
 
 
 def test_without_torch(vicuna, monkeypatch):
-    """One line with the mend, and nothing is fetched that cannot be read."""
+    """Without torch, .bin files are refused in one line with the mend, and are not fetched."""
     asked: list[list[str]] = []
 
     def download(_: str, allow_patterns: list[str], **options: Any) -> str:

@@ -71,7 +71,7 @@ def row() -> tuple[np.ndarray, np.ndarray]:
 def scores(
     config: DFlashConfig, params: Params, text: Any = TEXT, target: Params = TARGET
 ) -> np.ndarray:
-    """Ours [J, V] of the block at the anchor, in the forced tokens of the row."""
+    """Return our scores [J, V] of the block at the anchor, in the forced tokens of the row."""
     config = config.for_target(text)
     tokens, states = (jnp.asarray(leaf)[None] for leaf in row())
     rows, block = PromptRows(tokens, jnp.asarray([LENGTH])), ANCHOR + jnp.arange(J)[None, None]
@@ -201,19 +201,19 @@ def test_configurations_are_what_engines_read(head: Path, tmp_path: Path, engine
 
 
 def unnamed(raw: dict[str, Any]) -> None:
-    """Files that name no class."""
+    """Remove the names of classes, as in files that name none."""
     del raw["architectures"], raw["jaxspec"]
 
 
 def newer(raw: dict[str, Any]) -> None:
-    """z-lab's files since Qwen3.5 have the block's size within, and M-RoPE's sections."""
+    """Nest the block's size and add M-RoPE's sections, as z-lab's files do since Qwen3.5."""
     raw["dflash_config"]["block_size"] = raw.pop("block_size")
     raw["rope_parameters"]["mrope_section"] = [1, 1, 2]
     del raw["jaxspec"], raw["sample_from_anchor"], raw["draft_vocab_size"]
 
 
 def usual(raw: dict[str, Any]) -> None:
-    """The layers that they read are the usual ones of 7, for two layers: 1 and 4."""
+    """Leave out the layers that the head reads, which are then the usual 1 and 4 of 7."""
     del raw["dflash_config"]["target_layer_ids"], raw["jaxspec"], raw["layer_types"]
 
 
@@ -237,8 +237,8 @@ def test_heads_are_read_as_publishers_write_them(
 
 @pytest.mark.parametrize("markov", [4, 0], ids=["DSpark", "DFlash"])
 def test_deepseeks_files_are_read(markov: int, tmp_path: Path) -> None:
-    """They leave `sample_from_anchor` out, have a confidence head, which is kept, and call a head
-    without a Markov head DSpark's too.
+    """DeepSeek's files are read: they leave `sample_from_anchor` out, have a confidence head, which
+    is kept, and call a head without a Markov head DSpark's too.
     """
     own = {"own_embedding": True, "own_output": True, "anchored": True, "confidence": 32 + markov}
     config, params = made(markov=markov, **own)
@@ -271,8 +271,8 @@ def test_deepseeks_files_are_read(markov: int, tmp_path: Path) -> None:
 def test_speculators_files_without_the_key_are_read_by_their_version(
     kind: str, version: str | None, anchored: bool, tmp_path: Path
 ) -> None:
-    """DSpark's slots moved in 0.7.0, which writes `sample_from_anchor`; later readers default to
-    true.
+    """speculators' files without `sample_from_anchor` are read by their version: DSpark's slots
+    moved in 0.7.0, which writes the key, and later readers default to true.
     """
     save_head(tmp_path / "own", *made(**DSPARK), None, server="speculators")
 
@@ -327,7 +327,7 @@ def test_windows_are_read(
     nested: bool,
     tmp_path: Path,
 ) -> None:
-    """Sliding layers are causal in a block where {} says otherwise, however long the window.
+    """Sliding layers are causal in a block where nothing says otherwise, however long the window.
 
     The entries are at the top level, or in their layout's nested part. speculators' window does not
     count the newest token.
@@ -392,7 +392,7 @@ def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
 def test_what_this_library_lacks_is_named(
     head: Path, tmp_path: Path, change: Any, line: str
 ) -> None:
-    """Changes are of config.json or of tensors."""
+    """A change of config.json or of tensors that this library cannot read is named in one line."""
     of_tensors = isinstance(change, dict) and any("." in n or n == "d2t" for n in change)
     changes = ({}, change) if of_tensors else (change, {})
     path = tiny.rewritten(head, tmp_path / "head", *changes)
@@ -401,7 +401,9 @@ def test_what_this_library_lacks_is_named(
 
 
 def test_a_start_without_an_output_matrix_takes_no_draft_vocabulary() -> None:
-    """It scores by the target's matrix, so that its parameters have no rows to choose."""
+    """A head that scores by the target's matrix has no rows to choose, so it refuses a draft
+    vocabulary.
+    """
     target = tiny.gemma4(5 * ("full_attention",), 20)
     config = DFlashConfig.of_target(target, 1, (2,))
     with pytest.raises(InputError, match="scores all tokens; give --draft-vocabulary 0"):
@@ -417,7 +419,7 @@ GEMMA_TARGET = tiny.random_params(GEMMA)
 
 
 def gemma_head(markov: int = 4, **changes: Any) -> tuple[DFlashConfig, Params]:
-    """A head of DeepSeek's, whose layers are a Gemma 4's."""
+    """Return a head of DeepSeek's, whose layers are a Gemma 4's."""
     config = DFlashConfig.of_target(GEMMA, 2, (2, 4), gamma=J, anchored=True, markov=markov)
     full = GEMMA.without_window((6, 6))
     text = replace(full, num_hidden_layers=2, tie_word_embeddings=False, **changes)
@@ -432,7 +434,9 @@ def gemma_head(markov: int = 4, **changes: Any) -> tuple[DFlashConfig, Params]:
 def test_deepseeks_gemma_heads_score_by_their_definition(
     markov: int, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Their config.json is the target's, with entries that say {} of the head."""
+    """DeepSeek's heads whose config.json is a Gemma 4's, with entries that say nothing of the head,
+    score by their definition.
+    """
     config, params = gemma_head(markov, **changes)
     save_head(tmp_path / "own", config, params, None)
     copied = {
@@ -482,8 +486,9 @@ def check_gemma(raw: Any, path: Path, config: Any, params: Params, factor: float
 def test_qwen_layers_score_as_they_were_trained_for_a_gemma(
     server: Any, cap: float | None, tmp_path: Path
 ) -> None:
-    """z-lab's read the target's scaled embeddings, and cap scores as their file says, or as the
-    target does; speculators' do neither.
+    """Heads of Qwen3 layers for a Gemma 4 score as they were trained: z-lab's read the target's
+    scaled embeddings, and cap scores as their file says, or as the target does; speculators' do
+    neither.
     """
     config = DFlashConfig.of_target(GEMMA, 2, (2, 4), gamma=J)
     save_head(tmp_path / "own", config, tiny.eagle_params(config, {}), None, server=server)
@@ -504,7 +509,9 @@ def test_qwen_layers_score_as_they_were_trained_for_a_gemma(
 
 
 def test_an_int8_heads_layers_compute_with_what_int8_holds(head: Path) -> None:
-    """The loop reads them as the target's; `plan` counts their bytes."""
+    """The loop reads an int8 head's layers as it reads the target's, and `plan` counts their
+    bytes.
+    """
     target = tiny.loaded(TARGET, TEXT)
     loaded = LoadedHead.load(head, target, weights="int8")
     held = flatten_dict(loaded.params, sep="/")

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads as files: both public layouts are read and written, and others' readings of them
+"""EAGLE-3 heads are read from and written to both public layouts, and others' readings of the files
 agree.
 """
 
@@ -88,8 +88,8 @@ def test_exports_are_read_bit_for_bit(
 def test_an_engine_gets_a_target_that_it_finds(
     tmp_path: Path, said: Callable[..., str], refusal: Callable[..., str]
 ) -> None:
-    """The hub's id of a model that a package ships, or a directory's path; files for others name
-    no directory of this machine.
+    """Exports name a target that the engine finds: the hub's id of a model that a package ships, or
+    a directory's path; files for others name no directory of this machine.
     """
     tiny.save(tmp_path / "my target", TEXT, TARGET)
     config, params = made()
@@ -112,7 +112,9 @@ def test_an_engine_gets_a_target_that_it_finds(
 
 
 def test_a_head_is_not_its_own_base_model(tmp_path: Path) -> None:
-    """Its target is, and where no id of that is known the card names none."""
+    """A head's card names the target as its base model, or nothing if the target's id is not
+    known.
+    """
     config, params = made()
     path = tmp_path / "models--us--head" / "snapshots" / "0"
     save_head(path, replace(config, target_name="my target"), params, None)
@@ -266,7 +268,9 @@ PLAIN = {
 def test_heads_are_read_as_publishers_write_them(
     head: Path, tmp_path: Path, entries: dict[str, Any], layer: str
 ) -> None:
-    """`layer` is their name of the layer."""
+    """Publishers' heads give the parameters of ours, whatever prefix (`layer`) they give the
+    layer.
+    """
     stored = load_file(head / "model.safetensors")
     tensors: dict[str, Any] = {"d2t": stored["d2t"].astype(np.int32)}
     for name in (name for name in stored if layer and name.startswith("midlayer.")):
@@ -280,7 +284,9 @@ def test_heads_are_read_as_publishers_write_them(
 
 
 def test_deepseeks_heads_read_five_states(tmp_path: Path) -> None:
-    """They are Qwen3 layers, and number the layers whose outputs they read from 0."""
+    """DeepSeek's heads, of Qwen3 layers, are read: they number from 0 the layers whose outputs they
+    read.
+    """
     layers = (1, 2, 4, 5, 6)
     config = Eagle3Config.of_target(TEXT, target_layers=layers)
     more = {"qk_norm": True, "own_embedding": True}
@@ -304,7 +310,9 @@ def test_deepseeks_heads_read_five_states(tmp_path: Path) -> None:
 def test_deepseeks_head_for_a_gemma_is_read_and_written(
     words: tuple[int, ...], tmp_path: Path, said: Callable[..., str]
 ) -> None:
-    """Its layer is the target's full one, and stays so in further training; no server reads it."""
+    """The layer of DeepSeek's head for a Gemma is read as the target's full one, and stays so in
+    further training; no server reads it.
+    """
     target = replace(tiny.gemma4(("sliding_attention", "full_attention"), 8), vocab_size=40)
     text = tiny.gemma_eagle(target, target_layers=(1, 2), draft_vocabulary=words)
     config = Eagle3Config(replace(text, own_embedding=True), "", target_name="owner/target")
@@ -412,7 +420,7 @@ FC = np.zeros((32, 64), np.float32)
 def test_what_this_library_lacks_is_named(
     head: Path, tmp_path: Path, changes: dict[str, Any], told: str
 ) -> None:
-    """Changes are of entries of config.json or of tensors."""
+    """A change of config.json or of tensors that this library cannot read is named in one line."""
     tensors = {name: x for name, x in changes.items() if "." in name or name == "d2t"}
     entries = {name: x for name, x in changes.items() if name not in tensors}
     path = tiny.rewritten(head, tmp_path / "head", entries, tensors)

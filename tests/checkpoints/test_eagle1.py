@@ -1,4 +1,6 @@
-"""EAGLE-1 heads as files: what is read, written and refused, and whose rule for images is known."""
+"""EAGLE-1 heads are read, written, or refused, and the rule for images of published ones is
+known.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ MSD_QWEN = {
 
 @pytest.fixture
 def head(tmp_path: Path) -> Path:
-    """A head with an embedding and biases of its own, for 36 of the target's 40 tokens."""
+    """Return a head with an embedding and biases of its own, for 36 of the target's 40 tokens."""
     config = Eagle1Config.of_target(TEXT, images="unfused", gamma=3)
     own = {"own_embedding": True, "rows": 36, "fc_bias": True, "qkv_bias": True}
     config = replace(config, text_config=replace(config.text_config, **own))
@@ -107,7 +109,7 @@ def test_positions_have_one_axis_in_files_old_and_new(name: str) -> None:
     "entries", [MSD, MSD_QWEN, {"architectures": ["LlavaNextForConditionalGeneration"]}]
 )
 def test_a_plan_knows_it_by_its_config(entries: dict[str, Any], head: Path, tmp_path: Path) -> None:
-    """Only config.json is fetched then."""
+    """A plan recognises an EAGLE-1 head by config.json alone, which is all that it fetches."""
     path = tiny.rewritten(head, tmp_path / "other", entries)
     (path / "model.safetensors").unlink()
     assert isinstance(read_draft_config(path), Eagle1Config)
@@ -185,7 +187,9 @@ def test_a_head_of_an_unreadable_kind_is_called_no_kv_head(head: Path, tmp_path:
 def test_a_card_asks_with_an_image_if_the_target_reads_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The target is given, or in the hub's cache; a head's rule for images tells, too."""
+    """A card asks with an image if the target, given or in the hub's cache, reads images, or if the
+    head has a rule for them.
+    """
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     cached = tmp_path / "hub" / "models--owner--llava"
     tiny.save(cached / "snapshots" / "1234", tiny.CONFIG, tiny.random_params(tiny.CONFIG))

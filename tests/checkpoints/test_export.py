@@ -1,4 +1,4 @@
-"""Exports: families bit for bit, dtypes, shards, vocabularies, text alone, and what lies beside."""
+"""Exports keep every family bit for bit, with its dtype, vocabulary and the files next to it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read(path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A LLaVA with tokeniser, chat template, processor, licence, and entries of its own in
+    """Return a LLaVA with tokeniser, chat template, processor, licence, and entries of its own in
     config.json.
     """
     path = tmp_path_factory.mktemp("source") / "llava"
@@ -71,8 +71,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("model_type", MODELS)
 def test_round_trip_bit_for_bit(model_type, tmp_path):
-    """transformers -> jaxspec -> transformers: the same tensors under the same names, from shards
-    too.
+    """A model of transformers that is exported here is the same in transformers: the same tensors
+    under the same names, from shards too.
     """
     model = MODELS[model_type]()
     export(
@@ -141,7 +141,9 @@ def test_dtype_by_command(source, tmp_path, said):
 
 @pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if kind.images])
 def test_text_only(family, tmp_path):
-    """The decoder is a model of its own: same tensors, and transformers gives the same scores."""
+    """The exported decoder is a model of its own, with the same tensors and, in transformers, the
+    same scores.
+    """
     whole, processor = SEEING[family]()
     params, words = tiny.random_params(whole), tiny.chat_tokenizer()
     save(tmp_path / "whole", whole, params, tokenizer=words, image_processor=processor)
@@ -167,7 +169,9 @@ def test_text_only_keeps_ids_of_the_top_level(source, tmp_path):
 
 
 def test_a_window_that_no_row_fills_is_not_copied(tmp_path):
-    """transformers would run layers that slide without a window."""
+    """A window as long as the context is not written: with it, transformers would run sliding
+    layers without a window.
+    """
     model = hf.qwen2(
         use_sliding_window=True, max_window_layers=0, sliding_window=64, max_position_embeddings=64
     )
@@ -178,8 +182,8 @@ def test_a_window_that_no_row_fills_is_not_copied(tmp_path):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_padded_tokens_are_never_likeliest(tied):
-    """Whatever the hidden state: the added logits are the mean of the others, also where all of
-    these are negative.
+    """The logits of padded tokens are the mean of the others, also where all of these are negative,
+    so that no padded token is the likeliest.
     """
     config = replace(text_config(tiny.CONFIG), tie_word_embeddings=tied)
     params = tiny.random_params(config)
@@ -210,7 +214,9 @@ def test_embeddings_of_layers_grow_with_the_others() -> None:
 
 
 def test_vocabulary_of_a_target(source, tmp_path, said, refusal):
-    """A text draft in the target's vocabulary; a larger one, or one of other words, is refused."""
+    """A text draft is padded to the target's vocabulary; one with more tokens, or other words, is
+    refused.
+    """
     text = replace(text_config(tiny.CONFIG), vocab_size=text_config(tiny.CONFIG).vocab_size - 3)
     draft = tiny.save(tmp_path / "draft", text, tiny.random_params(text))
     said("export", draft, tmp_path / "padded", "--vocab-of", source)
@@ -271,7 +277,9 @@ def test_a_draft_grows_for_a_target_with_many_more_tokens(tmp_path, said):
 
 
 def test_a_token_of_another_name_hides_none_behind_it() -> None:
-    """A reserved token of the draft has got a name in the target, and the end of a turn follows."""
+    """A reserved token of the draft that has a name in the target counts as known, and so does the
+    end of a turn behind it.
+    """
     ours, theirs = tiny.tokenizer(), tiny.tokenizer()
     theirs.add_tokens(["<reserved>", "<end>"])
     ours.add_tokens(["<picture>", "<end>", "<new>"])
@@ -347,8 +355,8 @@ def head(tmp_path):
 
 
 def test_export_a_kv_head(head, source, tmp_path, said, refusal):
-    """The same tensors, in another type where one is asked for, and a card that names the
-    target.
+    """A KV head is exported with the same tensors, in another type on request, and a card that
+    names the target.
     """
     for dtype in (None, "bfloat16"):
         copy = tmp_path / str(dtype)

@@ -41,8 +41,8 @@ def language_tokenizer():
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
-    """The language model on disk, an adapter in place of the shipped one; returns the LLaVA's
-    parameters, apart.
+    """Write the language model to disk and an adapter in place of the shipped one, and return the
+    LLaVA's parameters.
     """
     config = replace(tiny.CONFIG, image_token_index=1)
     params = tiny.random_params(config)

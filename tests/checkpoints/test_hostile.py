@@ -25,8 +25,8 @@ from tests.tiny.files import change_json as edit
 
 
 def test_code_in_a_checkpoint_does_not_run(model, monkeypatch):
-    """Neither by itself, nor where somebody at the terminal says yes to all that transformers
-    asks.
+    """A checkpoint's own code does not run, even if somebody at the terminal says yes to all that
+    transformers asks.
     """
     (model / "processor_config.json").unlink()
     edit(
@@ -75,7 +75,7 @@ SHARD, INDEX = "model-00001-of-00005.safetensors", "model.safetensors.index.json
 
 
 def refused(model: Path) -> str:
-    """What `load` says, one line; `inspect` says it too."""
+    """Return the one line that `load` says; `inspect` must report a problem too."""
     said = tiny.one_line(load, model)
     assert inspect(model).problems
     return said
@@ -90,7 +90,9 @@ def test_a_small_file_that_may_not_be_read_is_named(model: Path) -> None:
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("name", ["../outside.safetensors", "{}/outside.safetensors"])
 def test_an_index_names_files_of_its_directory(name, there, model):
-    """The answer does not reveal whether a file outside exists."""
+    """An index that names a file outside its directory is refused, and the answer does not reveal
+    whether that file exists.
+    """
     if there:
         (model / SHARD).rename(model.parent / "outside.safetensors")
     name = name.format(model.parent)
@@ -121,7 +123,9 @@ def test_links_do_not_lead_out(name, there, model):
 
 
 def test_links_within_and_to_a_hub_caches_blobs(model):
-    """As `huggingface_hub` lays a model down."""
+    """Links within a directory, and to blobs as `huggingface_hub` lays a model down, are followed;
+    links elsewhere are not.
+    """
     cache = model.parent / "models--owner--name"
     (cache / "blobs").mkdir(parents=True)
     snapshot = cache / "snapshots" / "main"
@@ -174,7 +178,9 @@ def test_headers(case, model):
 
 
 def test_files_of_no_end(model):
-    """A sparse file takes no space on the disk, and all of it in memory."""
+    """A file without end is refused by its size: it takes no space on the disk, and would take all
+    memory.
+    """
     os.truncate(model / "tokenizer.json", 1 << 40)
     assert "tokenizer.json: 1099511627776 bytes, but at most" in refused(model)
 
@@ -191,7 +197,9 @@ IMAGE_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", IMAGE_SETTINGS)
 def test_image_processors_fail_when_they_are_read(case, model):
-    """Not at the first image, and before gigabytes are taken."""
+    """Settings of an image processor that cannot work are refused when it is read, before gigabytes
+    are taken or the first image comes.
+    """
     entries, words = IMAGE_SETTINGS[case]
     edit(model / "preprocessor_config.json", **entries)
     said = tiny.one_line(load_image_processor, model, tiny.CONFIG)
@@ -203,8 +211,8 @@ def test_image_processors_fail_when_they_are_read(case, model):
 @pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
 def test_damaged_checkpoints(family, tmp_path):
-    """Used or refused, none takes long. `python -m tests.robustness damage` tries thousands
-    more.
+    """Damaged checkpoints are used or refused in little time and memory. `python -m
+    tests.robustness damage` tries thousands more.
     """
     whole = write(tmp_path / "whole", family)
     use(whole)

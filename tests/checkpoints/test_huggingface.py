@@ -1,5 +1,5 @@
-"""Checkpoints in Hugging Face layout: every layout in, one layout out, and every way they can be
-wrong.
+"""Checkpoints in every Hugging Face layout are read, one layout is written, and each fault is
+named.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def llava() -> Any:
 
 @pytest.fixture(scope="module")
 def hub(llava, tmp_path_factory) -> Path:
-    """A LLaVA in the layout of the hub's files."""
+    """Return a LLaVA in the layout of the hub's files."""
     return hf.write(tmp_path_factory.mktemp("hub") / "model", llava, hf.hub_tensors(llava))
 
 
@@ -239,7 +239,9 @@ def test_a_hub_id_that_cannot_be_fetched(
 
 
 def test_hub_id(monkeypatch, hub):
-    """Only what is read is fetched."""
+    """A model named by its id on the hub, with or without a revision, is read after fetching only
+    the files it needs.
+    """
     from huggingface_hub.utils import filter_repo_objects
 
     asked = {}

@@ -1,4 +1,4 @@
-"""A KV head's files: written and read again, and refused where they do not fit.
+"""A KV head's files are written and read again, and refused where they do not fit.
 
 PyTorch runs them in tests/test_kv_head.py.
 """
@@ -88,7 +88,7 @@ def test_tensors_that_do_not_fit_are_named(spoil: Any, told: str, tmp_path: Path
     ],
 )
 def test_configurations_that_cannot_be_are_named(entries: Any, told: str, tmp_path: Path) -> None:
-    """Before anything is allocated for them."""
+    """Impossible configurations are named before anything is allocated for them."""
     saved(tmp_path / "head")
     file = tmp_path / "head" / "config.json"
     raw = json.loads(file.read_text())

@@ -1,4 +1,6 @@
-"""Tokenisers and image processors beside a checkpoint. None of this needs torch."""
+"""Tokenisers and image processors next to a checkpoint are read, and copied, as transformers reads
+them. None of this needs torch.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ def test_tokenizer(good):
 
 
 def test_image_processor(good):
-    """The Pillow backend, to the pixel: shortest edge to 28 (bicubic), centre 28x28, CLIP's mean
-    and std.
+    """The image processor gives the Pillow backend's pixels: shortest edge to 28 (bicubic), centre
+    28x28, CLIP's mean and std.
     """
     page = np.random.default_rng(0).integers(0, 256, (24, 48, 3), np.uint8)
     processor = load_image_processor(good, tiny.CONFIG)
@@ -53,7 +55,9 @@ def test_image_processor(good):
 
 
 def template(word: str) -> str:
-    """A template that writes a word of its own, and an image before what was asked about it."""
+    """Return a template that writes a word of its own, and an image before the question about
+    it.
+    """
     return (
         f"{word}{{% for part in messages[-1]['content'] %}}"
         "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}"
@@ -99,7 +103,9 @@ def with_templates(path: Path, places: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_chat_template_is_the_one_that_transformers_takes(place, model):
-    """Wherever it lies: the processor's before the tokeniser's own."""
+    """The chat template is the one that transformers takes, in whichever file: the processor's
+    before the tokeniser's own.
+    """
     with_templates(model, {"tokenizer_config.json": template("7"), **PLACES[place]})
     tokenizer = load_tokenizer(model)
     told = PromptEncoder(tokenizer, IMAGE).prompt("3", ["image"]).tokens.tolist()
@@ -117,7 +123,9 @@ def test_chat_template_is_the_one_that_transformers_takes(place, model):
 
 @pytest.mark.parametrize("names", [("", ""), ("CLIPImageProcessorPil", "CLIPImageProcessor")])
 def test_settings_of_images_are_copied_out_of_a_processors(names, tmp_path):
-    """Transformers 4 reads them nowhere else. They may leave their class to config.json."""
+    """Settings of images inside processor_config.json are copied into the file where transformers 4
+    reads them. They may leave their class to config.json.
+    """
     nested, written = (
         {"size": 28} | ({"image_processor_type": name} if name else {}) for name in names
     )
@@ -154,7 +162,9 @@ TEXT = "the thing in \u00fc w?"
 
 @pytest.mark.parametrize("kind", ["llama2", "llava"])
 def test_a_sentencepiece_model_alone(kind, tmp_path):
-    """Vicuna's files, and those of a LLaVA whose tokenizer.json is missing."""
+    """A sentencepiece model alone gives the tokeniser, for Vicuna's files and for a LLaVA whose
+    tokenizer.json is missing.
+    """
     pytest.importorskip("sentencepiece", reason="install the `sentencepiece` extra")
     known = words.files(kind, tmp_path, whole=False)
     tokenizer = load_tokenizer(tmp_path)
@@ -172,7 +182,9 @@ def test_a_sentencepiece_model_alone(kind, tmp_path):
 
 @pytest.mark.parametrize(("family", "begin"), [("opt", ["</s>"]), ("qwen2", [])])
 def test_a_vocabulary_and_its_merges_alone(family, begin, tmp_path):
-    """OPT's files, whose fast tokeniser of old forgot its first token, and Qwen's."""
+    """A vocabulary and its merges alone give the tokeniser, for Qwen's files and for OPT's, whose
+    old fast tokeniser forgot its first token.
+    """
     words.files("opt" if family == "opt" else "qwen", tmp_path, whole=False)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     tokenizer = load_tokenizer(tmp_path)
@@ -200,7 +212,7 @@ def test_settings_of_images_that_are_none_are_one_line(settings, model, tmp_path
 
 
 def test_half_a_surrogate_pair_is_copied(model, tmp_path):
-    """JSON holds it as an escape, and UTF-8 does not."""
+    """Half a surrogate pair, which JSON holds as an escape and UTF-8 cannot, is copied as it is."""
     (model / "tokenizer_config.json").write_text(json.dumps({"note": "\ud83d", "other": "ü"}))
     copy_processors(model, tmp_path, tiny.CONFIG, None, False)
     written = (tmp_path / "tokenizer_config.json").read_text(encoding="utf-8")

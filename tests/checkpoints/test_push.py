@@ -69,7 +69,9 @@ def test_the_next_push_is_a_commit_onto_the_last(good: Path, hub: Hub) -> None:
 
 
 def test_a_push_removes_what_an_earlier_one_left(good: Path, hub: Hub, tmp_path: Path) -> None:
-    """Shards, and what reads images, of a whole model; other files stay."""
+    """A push removes the shards, and what reads images, of a whole model pushed earlier; other
+    files stay.
+    """
     whole = tmp_path / "whole"
     shutil.copytree(good, whole)
     (whole / "README.md").write_text("whole")
@@ -88,7 +90,9 @@ def test_a_push_removes_what_an_earlier_one_left(good: Path, hub: Hub, tmp_path:
 def test_a_push_that_was_cut_off_goes_on(
     when: str, good: Path, hub: Hub, refusal: Callable[..., str]
 ) -> None:
-    """The connection is lost at the commit, before the hub makes it or before it says so."""
+    """A push whose connection is lost at the commit goes on, whether the hub made the commit or
+    not.
+    """
     hub.cut = cut_once("POST", "/commit/", when)
     said = refusal("export", good, "--push", NAME, *TERMS)
     assert f"push to {NAME}: " in said
@@ -106,7 +110,9 @@ def test_a_push_that_was_cut_off_goes_on(
 def test_a_push_that_is_killed_leaves_a_whole_record(
     tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine without its record could never push there again."""
+    """A push that is killed leaves a whole record, without which the machine could not push there
+    again.
+    """
     (tmp_path / "README.md").write_text("x")
     push(tmp_path, Repository(NAME))
     (tmp_path / "README.md").write_text("y")
@@ -127,7 +133,9 @@ def test_a_file_whose_connection_is_lost_is_sent_again(good: Path, hub: Hub) -> 
 def test_a_newer_revision_is_left_alone(
     good: Path, hub: Hub, refusal: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On request a push goes onto it, and its card stays, also in later pushes."""
+    """A newer revision of others is left alone; on request a push goes onto it, and its card stays,
+    also in later pushes.
+    """
     main(["export", str(good), "--push", NAME, *TERMS])
     newer = hub.commit(NAME, "better", {"config.json": b"{}"})
     said = refusal("export", good, "--push", NAME, *TERMS, "--dtype", "float16")

@@ -48,7 +48,7 @@ MATRIX = "model.layers.0.mlp.down_proj.weight"
 
 @pytest.fixture(scope="module", params=FORMS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A quantised model, and the same one in 16 bits."""
+    """Return a quantised model, and the same one in 16 bits."""
     entry, folder = FORMS[request.param], tmp_path_factory.mktemp("pair")
     plain, packed = folder / "plain", folder / "packed"
     dtype = jnp.float16 if entry["quant_method"] in ("awq", "gptq") else jnp.bfloat16
@@ -112,7 +112,7 @@ def test_fp8_as_transformers_dequantises_it() -> None:
 
 
 def test_a_matrix_is_read_with_little_more_memory_than_it_takes(tmp_path: Path) -> None:
-    """No second copy of a whole matrix is ever held, in whatever dtype."""
+    """Reading a quantised matrix never holds a second copy of the whole, in whatever dtype."""
     rows, columns = 1024, 4096
     draw = np.random.default_rng(0).integers
     parts = {

@@ -1,5 +1,5 @@
-"""Text drafts for vLLM: what is refused, the command that serves them, and the view that shows what
-vLLM shows.
+"""Text drafts are exported for vLLM or refused, with the command that serves them and the view that
+shows what vLLM shows.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def test_what_vllm_refuses_is_refused(
 def test_a_draft_sees_as_many_placeholders_as_its_target_has_slots(
     family: str, tmp_path: Path
 ) -> None:
-    """With plain positions, whatever the target's are; no answer changes."""
+    """Under view T-slots a draft sees as many placeholders as its target has slots, with plain
+    positions, and no answer changes.
+    """
     target = LoadedModel.load(families.write(tmp_path, family) / "target")
     draft = LoadedModel.load(save(tmp_path / "draft", tiny.CONFIG.text_config))
     settings: dict[str, Any] = {

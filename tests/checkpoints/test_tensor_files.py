@@ -1,4 +1,4 @@
-"""Reading safetensors by byte range, and many of them straight onto a mesh."""
+"""Tensors of safetensors are read by byte range, and many of them straight onto a mesh."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path):
 
 
 def test_shards_are_read_straight_onto_a_mesh(tmp_path):
-    """Half a gigabyte: host memory peaks below 1.3 times what stays.
+    """Reading half a gigabyte onto a mesh keeps host memory below 1.3 times what stays.
 
     On CPU devices what stays lies in host memory too, so that a second copy of the model would show
     as 2.

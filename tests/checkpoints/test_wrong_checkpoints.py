@@ -1,5 +1,5 @@
-"""Directories that are no checkpoint, or a broken one: `load` says what and the mend, `inspect`
-says all of it.
+"""For directories that are no checkpoint, or a broken one, `load` says what is wrong and the mend,
+and `inspect` says all of it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def edit(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def config(*keys: str, **changes: Any) -> Callable[[Path], None]:
-    """Changes entries of config.json, those of a part where `keys` name one."""
+    """Change entries of config.json, or of the part that `keys` name."""
 
     def change(raw: dict[str, Any]) -> None:
         for key in keys:
@@ -67,7 +67,7 @@ def lose_shard(path: Path) -> None:
 
 
 def wrong_length(path: Path) -> None:
-    """A header whose shape is not what its bytes hold."""
+    """Write a header whose shape is not what its bytes hold."""
     shard = first_shard(path)
     raw = shard.read_bytes()
     end = 8 + int.from_bytes(raw[:8], "little")
@@ -251,7 +251,7 @@ def test_what_tools_leave(tool, good, model):
 
 
 def test_a_wrapped_text_model(tmp_path):
-    """A module that holds the model as its `model`."""
+    """A file of a module that holds the text model as its `model` gives the same parameters."""
     text, params = tiny.CONFIG.text_config, tiny.random_params(tiny.CONFIG.text_config)
     path = tiny.save(tmp_path / "model", text, params)
     tensors = load_file(path / "model.safetensors")
@@ -306,7 +306,7 @@ def test_inspection_tells_every_problem(model):
     ("dtype", "number"), [(np.float32, np.nan), (np.float16, -np.inf), (ml_dtypes.bfloat16, np.inf)]
 )
 def test_weights_are_numbers(dtype, number, model):
-    """The largest finite ones too, but no infinity."""
+    """Weights that hold NaN or infinity are refused, but not the largest finite ones."""
     shard = first_shard(model)
     tensors = {name: tensor.astype(dtype) for name, tensor in load_file(shard).items()}
     name = max(tensors)
@@ -323,7 +323,9 @@ def test_weights_are_numbers(dtype, number, model):
     ("number", "dtype"), [(np.nan, None), (np.inf, jnp.bfloat16), (1e5, jnp.float16)]
 )
 def test_weights_that_are_no_numbers_are_not_written(number, dtype, good, tmp_path):
-    """100,000 is infinity in float16."""
+    """Weights that are NaN or infinite in the dtype of the file, as 100,000 is in float16, are not
+    written.
+    """
     model = load(good)
     params = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(number), model.params)
     with pytest.raises(InputError, match=r"^weights \S+: not finite in \w+, and are not written"):
@@ -332,7 +334,9 @@ def test_weights_that_are_no_numbers_are_not_written(number, dtype, good, tmp_pa
 
 
 def test_a_tower_is_read_from_the_files_that_the_model_is(good, tmp_path):
-    """Not from a copy in another dtype, as the hub's repositories may have."""
+    """The tower is read from the model's own files, not from a copy in another dtype, as the hub's
+    repositories may have.
+    """
     model = load(good)
     save(tmp_path / "model", model.config, model.params)
     shutil.copy(tmp_path / "model/model.safetensors", tmp_path / "model/model.fp16.safetensors")

@@ -1,4 +1,4 @@
-"""The papers' sets, read from files in exactly the hub's formats, and their follow-ups."""
+"""The papers' sets and their follow-ups are read from files in exactly the hub's formats."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def png(shade: int) -> bytes:
 
 
 def cell(shade: int) -> dict[str, Any]:
-    """An image as `datasets` stores it."""
+    """Return an image as `datasets` stores it."""
     return {"bytes": png(shade), "path": f"{shade}.png"}
 
 
@@ -149,8 +149,8 @@ def serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_worked_examples_stand_in_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first four of all; five of the question's own subject; and of one split, as in the hub's
-    copy.
+    """Worked examples precede a question: the first four of all, five of the question's own
+    subject, or those of one split, as in the hub's copy.
     """
     tests, train = (
         write(tmp_path / "test.parquet", SUMS[5:]),
@@ -182,7 +182,9 @@ def test_subjects_take_turns(tmp_path: Path) -> None:
 
 
 def test_an_empty_option_keeps_its_letter(tmp_path: Path) -> None:
-    """Without it the index of the answer would name another option."""
+    """An empty option keeps its letter, without which the index of the answer would name another
+    option.
+    """
     row = FACTS[0] | {"choices": ["no", "", "yes"], "answer": 2}
     (sample,) = benchmark_samples("mmlu", write(tmp_path / "test.parquet", [row]))
     assert sample.turns[0] == (f"{row['question']}\nA. no\nB. \nC. yes", "C. yes")

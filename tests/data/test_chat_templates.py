@@ -1,4 +1,4 @@
-"""Chat templates: first turns as they render, and follow-ups that continue the answer's own ids."""
+"""Chat templates render first turns as they are, and follow-ups continue the answer's own ids."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_training_dialogues_are_what_decoding_will_see(name):
 @pytest.mark.parametrize("sees", [False, True])
 @pytest.mark.parametrize("name", [*FORMATS, "none"])
 def test_templates_for_transformers(name, sees):
-    """With these, `apply_chat_template` gives the ids that prompts of this library have, BOS among
-    them.
+    """With the exported templates, `apply_chat_template` gives the ids of this library's prompts,
+    BOS among them.
     """
     words = tokenizer(*FORMATS[name][:2]) if name in FORMATS else tiny.tokenizer()
     if name != "ChatML":
@@ -142,7 +142,9 @@ def test_templates_for_transformers(name, sees):
 
 
 def test_what_is_written_without_a_template_is_one_for_transformers():
-    """Whole conversations with images, and contents as text and as parts."""
+    """The template written for a model without one renders whole conversations, with images and
+    with contents as text or parts, as this library does.
+    """
     encoder = PromptEncoder(tiny.tokenizer(), tiny.SPECIAL.index("<image>"))
     turns = [("<image>\nWho?", "Me."), ("Why?", "No.")]
     ((tokens, _),) = encoder.dialogues([dialogue(turns, [None], "Be kind.")])
@@ -280,7 +282,9 @@ def test_a_system_prompt_and_reasoning_are_where_the_template_has_them(template,
 
 @pytest.mark.parametrize("limits", [Limits("m"), Limits("m", thinking=True)], ids=["", "server"])
 def test_thinking_is_what_the_template_makes_of_it(limits: Limits) -> None:
-    """As a field of a request and of a body; a body's own counts before the server's."""
+    """`thinking` of a request or of a body chooses the template's switch; a body's own counts
+    before the server's.
+    """
     words = tokenizer(GEMMA4)
     words.add_special_tokens({"eos_token": "</s>"})
     encoder, question = PromptEncoder(words), [{"role": "user", "content": "Who?"}]

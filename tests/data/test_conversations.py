@@ -1,5 +1,5 @@
-"""Training data from files: every form of row, what is skipped, and prepared shards read back as
-they were written.
+"""Training data is read from files in every form of row, and prepared shards are read back as they
+were written.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def test_what_is_skipped_is_counted_and_logged_by_id(tmp_path: Path) -> None:
 def test_what_is_not_read_is_named_once_with_its_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither columns that are no part of a conversation are named, nor those that repeat what is
-    read.
+    """Columns that are not read are named once, except those outside of conversations and those
+    that repeat what is read.
     """
     rows = [
         {"question": "1+1?", "answer": "2", "rationale": "One and one.", "id": 1, "source": "a book"},
@@ -305,7 +305,9 @@ def test_a_book_has_samples(samples: int, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
-    """The shards are the ArrayRecord writer's, and the log of what is skipped is this library's."""
+    """A full disk ends preparation in one line and leaves nothing, for ArrayRecord's shards and for
+    the log of skipped rows.
+    """
     with (
         full_disk(1 << 12),
         pytest.raises(InputError, match=r"pages/2\.0\.0: cannot be written: File too large; "),

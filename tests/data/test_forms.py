@@ -1,4 +1,4 @@
-"""Every form of rows on the page docs/data.md, read for training and for evaluation."""
+"""Every form of rows on the page docs/data.md is read for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_wrong_rows_are_one_line(row: dict[str, object], reason: str, photos: Pa
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_null_is_a_field_that_the_row_lacks(suffix: str, tmp_path: Path) -> None:
-    """Parquet has the columns of all forms in each row."""
+    """A null counts as a missing field: in Parquet each row has the columns of all forms."""
     said = [{"role": "system", "content": "Be brief."}, {"role": "developer", "content": "Rhyme."}]
     said += [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     empty = dict.fromkeys(("id", "turns", "messages", "question", "instruction", "output", "topic"))

@@ -1,4 +1,4 @@
-"""Requests that bound their images: Qwen's in pixels, Gemma 4's in tokens."""
+"""Requests may bound their images: Qwen's in pixels, Gemma 4's in tokens."""
 
 from __future__ import annotations
 

@@ -86,7 +86,9 @@ def test_a_good_one_beside_them() -> None:
 def test_images_that_grow_are_refused_by_their_headers(
     side: int, words: str, tmp_path: Path
 ) -> None:
-    """300 MB of pixels in 40 bytes of file: nothing is decoded. Pillow opens the first one."""
+    """An image of 300 MB of pixels in 40 bytes of file is refused by its header, and nothing is
+    decoded. Pillow opens the first one.
+    """
     bomb = b"\x89PNG\r\n\x1a\n" + _chunk(
         b"IHDR", struct.pack(">IIBBBBB", side, side, 16, 0, 0, 0, 0)
     )
@@ -96,7 +98,9 @@ def test_images_that_grow_are_refused_by_their_headers(
 
 
 def test_images_that_hold_larger_ones_are_refused_before_these_are_decoded(tmp_path: Path) -> None:
-    """Each says 16 x 16. An icon holds a whole PNG, a TIFF a tile of 100 million pixels."""
+    """Files that claim 16 x 16 pixels and hold more are refused before these are decoded. An icon
+    holds a whole PNG, a TIFF a tile of 100 million pixels.
+    """
     png = io.BytesIO()
     Image.new("1", (9_500, 9_500)).save(png, "PNG")
     inner, length = png.getvalue(), len(png.getvalue())

@@ -1,4 +1,6 @@
-"""Messages in OpenAI's and transformers' forms: roles, parts, sources of images, and what is wrong."""
+"""Messages in OpenAI's and transformers' forms are read with their roles, parts and images, or
+refused in one line.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation data of one's own."""
+"""A user's own rows, in files, are evaluation data."""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ SETS = {
 
 
 def test_the_book_is_what_it_has_always_been() -> None:
-    """Pages, questions and answers: results of other years were measured on them."""
+    """The book's pages, questions and answers never change: results of other years were measured on
+    them.
+    """
     assert {name: checksum(test_set(name, 10, turns=2)) for name in SYNTHETIC_SETS} == SETS
     assert checksum(probe_set(4)) == 1966786174
     assert checksum([train_sample(0, i) for i in range(30)]) == 2792307008
@@ -104,7 +106,9 @@ def test_lines_say_what_lies_under_them() -> None:
 
 
 def test_train_and_test_streams_differ() -> None:
-    """No generator is shared: not one test page, down to the pixel, is a training page."""
+    """Training and test pages share no generator: no test page, down to the pixel, is a training
+    page.
+    """
     test = {
         page.tobytes()
         for name in SYNTHETIC_SETS

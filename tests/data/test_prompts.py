@@ -1,4 +1,6 @@
-"""Prompts: template, turns joined as token ids, placeholders, buckets."""
+"""Prompts follow the template, join turns as token ids, show images by placeholders, and are padded
+to buckets.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def special(tokenizer: Any) -> dict[str, int]:
 
 
 def renamed(tokenizer: Any) -> Any:
-    """The tokeniser and its template with `§` behind each special token."""
+    """Return the tokeniser and its template with `§` behind each special token."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -60,7 +60,7 @@ def renamed(tokenizer: Any) -> Any:
 
 
 def conversation(quote: Callable[[str], str], image: bool = False) -> list[Message]:
-    """A system prompt, two questions and an answer, each with all quotations."""
+    """Return a system prompt, two questions and an answer, each with all quotations."""
     asked = Message("user", (None, quote("Who?")), ("page",)) if image else None
     return [
         Message("system", (quote("Be kind."),)),
@@ -103,7 +103,9 @@ def test_quotations_in_messages_are_text(encoder: PromptEncoder) -> None:
 
 
 def test_quotations_next_to_images_and_in_rows_are_text(encoder: PromptEncoder) -> None:
-    """What is special is what a conversation without quotations has."""
+    """Next to images and in rows, the only special tokens are those of the conversation without
+    quotations.
+    """
     tokenizer, ids = encoder.tokenizer, {*special(encoder.tokenizer).values()}
     oracle, quote = renamed(tokenizer), quoting(tokenizer)
     if not (tokenizer.chat_template or has_vicuna_form(tokenizer, encoder.decoder)):
@@ -132,7 +134,7 @@ def test_quotations_next_to_images_and_in_rows_are_text(encoder: PromptEncoder) 
 
 
 def test_a_quotation_in_two_parts_of_a_message_is_text(encoder: PromptEncoder) -> None:
-    """Templates write the parts of a message one behind the other."""
+    """A special token that is quoted in two parts of a message, which templates join, is text."""
     words = special(encoder.tokenizer)
     if not (encoder.tokenizer.chat_template or has_vicuna_form(encoder.tokenizer, encoder.decoder)):
         return
@@ -166,7 +168,9 @@ def test_completions_are_raw(encoder: PromptEncoder) -> None:
 
 
 def test_an_images_token_is_text_whatever_its_kind() -> None:
-    """A tokeniser may hold `<image>` as a word that is not special."""
+    """An image's token in a text is text, also where the tokeniser holds `<image>` as a word that
+    is not special.
+    """
     from tokenizers import AddedToken
 
     words = tiny.tokenizer()

@@ -1,4 +1,4 @@
-"""Reasoning of families that think: split from the answer, and left out of later turns."""
+"""The reasoning of families that think is split from the answer, and left out of later turns."""
 
 from __future__ import annotations
 
@@ -129,7 +129,9 @@ def test_the_end_of_a_prompt_decides_where_an_answer_begins(family: str) -> None
 def test_later_turns_are_what_the_template_makes_of_earlier_answers(
     family: str, thinking: bool | None
 ) -> None:
-    """The reasoning is left out, as are the marks that end a prompt."""
+    """Earlier answers appear in later turns as the template writes them: without reasoning and
+    without the marks that end a prompt.
+    """
     encoder = encoder_of(family, thinking=thinking)
     eos = str(encoder.tokenizer.eos_token)
     said = [*dialogue([("Who?", "It is blue."), ("Why?", "So.")]), user_message("How?")]
@@ -163,7 +165,9 @@ EOS = "<|im_end|>"
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """One of a text model whose answers are always "<think>Hm</think>It.": each token names the next."""
+    """Return an engine of a text model whose answers are always "<think>Hm</think>It.": each token
+    names the next.
+    """
     words = encoder_of("qwen3").tokenizer
     ids = words.encode(f"\n<think>Hm</think>It.{EOS}", add_special_tokens=False)
     size = len(words)
