@@ -1,5 +1,5 @@
-"""Language models that are tables, the exact laws of what several of them write together, and
-prompts for them.
+"""Language models that are tables serve as oracles, with the exact laws of what several of them
+write together.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def members(count: int, vocabulary: int) -> tuple[Member, ...]:
 
 
 def tables(count: int, vocabulary: int, seed: int = 0) -> np.ndarray:
-    """Logits [M, V**ORDER, V] of models that agree now and then."""
+    """Return logits [M, V**ORDER, V] of models that agree now and then."""
     rng = np.random.default_rng(seed)
     shape = (vocabulary**ORDER, vocabulary)
     return (rng.normal(size=shape) + 1.2 * rng.normal(size=(count, *shape))).astype(np.float32)
 
 
 def prompts(count: int, contexts: np.ndarray) -> PromptBatch:
-    """The same prompts [B, ORDER] for every member."""
+    """Return the same prompts [B, ORDER] for every member."""
     tokens = jnp.asarray(contexts, jnp.int32)
     rows = PromptRows(tokens, jnp.full(len(tokens), ORDER, jnp.int32))
     return PromptBatch(rows, None, peers=(Prompts(rows),) * (count - 1))
@@ -103,8 +103,8 @@ def options(temperature: np.ndarray, new: int, seed: int, **fields: Any) -> Samp
 def joint(
     table: np.ndarray, law: Callable[[np.ndarray], np.ndarray], context: np.ndarray, new: int
 ) -> np.ndarray:
-    """P(x_1 ... x_new | context) [V, ..., V], where `law` makes logits [M, V] the next token's
-    distribution.
+    """Return P(x_1 ... x_new | context) [V, ..., V], where `law` makes logits [M, V] the next
+    token's distribution.
     """
     vocabulary = table.shape[-1]
     follows = np.stack(

@@ -1,5 +1,5 @@
-"""What can be asked of an answer: strings to stop at, samples of one prefill, log-probabilities,
-further turns.
+"""An answer may stop at strings, share its prefill with other samples, bring log-probabilities, and
+go on in further turns.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def test_samples_are_those_of_their_seeds(target: LoadedModel) -> None:
 
 
 def test_samples_repeat_the_rows_of_each_view() -> None:
-    """Also rows without numbers, as a KV head's of a prompt without images."""
+    """Samples of one request repeat the rows of each view, also rows without numbers, as a KV
+    head's of a prompt without images.
+    """
     rows = {"views": jnp.arange(4), "keys": jnp.zeros((2, 3, 0, 8))}
     repeated = copied(rows, tiny.prompts([4, 5], [0, 0], ("M", "T")), tiny.sampling(4))
     assert repeated["views"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -125,7 +127,9 @@ def test_log_probabilities_are_those_of_full_passes(
 def test_log_probabilities_are_one_program_for_like_lengths(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bucket of prompt and answer has no slots for the answer's padding."""
+    """Answers of like lengths share one program for their log probabilities, even if the bucket of
+    prompt and answer has no slots for the answer's padding.
+    """
     monkeypatch.setattr(compile_cache, "EXECUTABLES", {})
     engine, answer = Engine(target), [7, 30, 9, 45, 12]
     asked = Request(engine.encoder.prompt("What?", PAGES[:1]))
@@ -143,8 +147,8 @@ def test_log_probabilities_are_one_program_for_like_lengths(
 def test_an_answer_brings_its_log_probabilities(
     kind: str, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They equal those of a full pass over the answer, in caches that grow and in rows that others
-    had, next to rows that ask for none or fewer.
+    """An answer's own log probabilities equal those of a full pass over it, in caches that grow and
+    in rows that others had, next to rows that ask for none or fewer.
     """
     monkeypatch.setattr(batcher, "FIRST", 8)
     options = {"batch_size": 2}
@@ -178,8 +182,9 @@ def test_an_answer_brings_its_log_probabilities(
 def test_a_session_answers_as_whole_prompts_do(
     kind: str, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image in the first turn, none in the second, another in the third. Caches of views and
-    of a DFlash head grow; the head's third turn samples. Penalties count earlier turns.
+    """A session whose turns show an image, none, and another one answers as the whole prompts do.
+    Caches of views and of a DFlash head grow; the head's third turn samples. Penalties count
+    earlier turns.
     """
     monkeypatch.setattr(batcher, "FIRST", 8 if kind in ("views", "dflash") else 128)
     sizes: dict[str, Any] = {"prompt_buckets": (256,), "image_buckets": (2,)}
@@ -225,8 +230,8 @@ def test_a_session_answers_as_whole_prompts_do(
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl"])
 def test_a_session_reads_images_of_later_turns(family: str) -> None:
-    """OneVision reads one image as many tiles and several as one tile each: a second image changes
-    the first.
+    """A session reads images of later turns, also where a second image changes the first: OneVision
+    reads one image as many tiles and several as one tile each.
     """
     config, processor = FAMILIES[family]()
     params = tiny.random_params(config, scale=0.5)
@@ -357,7 +362,9 @@ def test_a_long_value_is_cut_in_its_line(name: str) -> None:
 
 
 def test_an_ngram_longer_than_the_text_never_repeats(target: LoadedModel) -> None:
-    """It costs no loop over its tokens, a billion a pass here."""
+    """An n-gram longer than the text never repeats, and asking for it costs no loop over its
+    billion tokens.
+    """
     engine, asked = Engine(target, config=replace(CONFIG, views=None)), Request("What?", 6)
     free = engine.generate(asked)
     assert engine.generate(replace(asked, no_repeat_ngram_size=10**9)).tokens == free.tokens
@@ -409,7 +416,9 @@ def test_a_broken_image_or_a_long_prompt_fails_its_own_request_alone(
 def test_settings_of_the_process_change_nothing(
     target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does a second answer differ from the first, array for array."""
+    """Settings of the process change no answer, and a second answer equals the first, array for
+    array.
+    """
     monkeypatch.setattr(batcher, "FIRST", 8)
     asked = [Request("What?", NEW, 1.0, images=PAGES[:1]), Request("Hi", 6), Request("Why", 6)]
     runs = []

@@ -107,8 +107,8 @@ def plain(models: tuple[LoadedModel, LoadedHead]) -> list[tuple[int, ...]]:
 def test_blocks_are_drafted_as_the_definition_says(
     tmp_path: Path, text: Gemma4TextConfig, groups: int, tree: str | None
 ) -> None:
-    """The head is read from written files, and rows are longer than the window. Training scores
-    the same blocks alike.
+    """Blocks of an assistant that is read from files, in rows longer than the window, are drafted
+    as the files say. Training scores the same blocks alike.
     """
     target, head = pair(groups, text=text)
     save_head(tmp_path / "head", head.config, head.params, jnp.float32)

@@ -1,4 +1,4 @@
-"""Which requests run together, and how many programs that asks for."""
+"""Buckets decide which requests run together, and how many programs that asks for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Models on tiny checkpoints that write together: the same tokens whoever proposes, and one's own
-blind view.
+"""Models on tiny checkpoints that write together give the same tokens whoever proposes, also a
+model with its own blind view.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ THREE = replace(CONFIG, combination="weighted:0.4,0.4,0.2")
 
 @pytest.fixture(scope="module")
 def reading(target: LoadedModel) -> LoadedModel:
-    """A text model of the same vocabulary."""
+    """Return a text model of the same vocabulary."""
     return loaded(
         tiny.noisy(text_params(target.config, target.params), 0.1), tiny.CONFIG.text_config
     )
@@ -47,7 +47,7 @@ def models(target: LoadedModel, reading: LoadedModel) -> list[LoadedModel]:
 
 
 def requests(engine: Engine) -> list[Request]:
-    """A greedy one and two sampled ones, with one image each."""
+    """Return a greedy request and two sampled ones, with one image each."""
     pages = [tiny.page(i) for i in range(3)]
     heat = ((0.0, 1.0), (0.8, 0.9), (1.0, 1.0))
     return [
@@ -66,7 +66,9 @@ def requests(engine: Engine) -> list[Request]:
 def test_who_proposes_does_not_matter(
     config: CollaborationConfig, gammas: tuple[int, ...], models: list[LoadedModel]
 ) -> None:
-    """Greedy rows are those of standard collaborative decoding; rows are the same beside others."""
+    """Whoever proposes, greedy rows are those of standard collaborative decoding, and rows do not
+    depend on their neighbours.
+    """
     chosen = models if config is THREE else [models[0]] * 2
     plain = Engine(chosen, config=replace(config, method="standard"))
     quick = Engine(chosen, config=replace(config, gammas=gammas))
@@ -101,7 +103,9 @@ def test_the_weights_choose_the_proposer(text: str, costs: tuple[int, ...], prop
 
 
 def test_the_chosen_proposer_has_the_longest_runs(models: list[LoadedModel]) -> None:
-    """The tower of the first model is no part of its cost."""
+    """The proposer that `auto` chooses has the longest runs; the tower of the first model is no
+    part of its cost.
+    """
     target, _, reading = models
     config = replace(CONFIG, default_proposer="auto", gammas=(3, 1))
     for weights, proposer, gammas in (("0.5,0.5", 0, (3, 1)), ("0.4,0.6", 1, (1, 3))):
@@ -152,7 +156,7 @@ def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
 
 
 def test_votes_have_no_scores_to_change(models: list[LoadedModel]) -> None:
-    """Min-p filters probabilities, so it is taken."""
+    """Votes refuse penalties, which change scores, and take min-p, which filters probabilities."""
     engine = Engine(models, config=replace(THREE, combination="weighted:0.4,0.3,0.3,greedy=vote"))
     greedy, drawn, _ = requests(engine)
     with pytest.raises(InputError, match=r"^request 1: repetition_penalty: 1.3 changes scores"):

@@ -58,7 +58,7 @@ def run(program: Program, params: Params, batch: Any, chosen: Sampling, new: int
 
 
 def contexts(vocabulary: int) -> np.ndarray:
-    """The prompts [SAMPLED + GREEDY, ORDER] of a batch."""
+    """Return the prompts [SAMPLED + GREEDY, ORDER] of a batch."""
     every = np.asarray(list(np.ndindex(*[vocabulary] * tables.ORDER)))
     return every[np.concatenate([np.ones(SAMPLED, int), np.arange(GREEDY) % len(every)])]
 
@@ -72,8 +72,8 @@ def drawn(
     rounds: int = 1,
     **filters: Any,
 ) -> tuple[np.ndarray, np.ndarray, CollaborationStats]:
-    """Counts [V, ..., V] of the sampled sequences, the greedy ones [GREEDY, new], and the last
-    batch's statistics.
+    """Return counts [V, ..., V] of the sampled sequences, the greedy ones [GREEDY, new], and the
+    last batch's statistics.
     """
     models = len(program.members)
     params = {
@@ -95,7 +95,7 @@ def drawn(
 def joint(
     text: str, models: int, vocabulary: int, new: int, temperature: float, **filters: Any
 ) -> np.ndarray:
-    """The exact law of the sampled sequences."""
+    """Return the exact law of the sampled sequences."""
     law, keep = COMBINATIONS[text](temperature), {"top_k": 0, "top_p": 1.0} | filters
     table = tables.tables(models, vocabulary)
     return tables.joint(
@@ -104,8 +104,8 @@ def joint(
 
 
 def distance(counts: np.ndarray, law: np.ndarray) -> float:
-    """Total variation between frequencies and law, in units of what draws from the law itself are
-    expected to have.
+    """Return the total variation between frequencies and law, in units of what draws from the law
+    itself are expected to have.
     """
     draws = counts.sum()
     expected = np.sqrt(law * (1 - law) / (2 * np.pi * draws)).sum()
@@ -165,7 +165,9 @@ def test_one_proposer_follows_the_combination(gamma: int, bonus: bool) -> None:
 
 
 def check_greedy(tokens: np.ndarray, text: str, models: int, vocabulary: int) -> None:
-    """Every row is the path of best tokens; of weights, of their mean at temperature 1."""
+    """Check that each row is the path of best tokens; of weights, of their mean at temperature
+    1.
+    """
     law, table = COMBINATIONS[text](1.0), tables.tables(models, vocabulary)
     for context, found in zip(
         contexts(vocabulary)[SAMPLED:].tolist(), tokens.tolist(), strict=True
@@ -194,6 +196,6 @@ def check_statistics(program: Program, stats: CollaborationStats, new: int) -> N
 
 
 def passes_of(program: OneProposer) -> list[int]:
-    """Passes of each model in a run."""
+    """Return the passes of each model in a run."""
     own = program.gamma + (program.bonus or not program.gamma)
     return [own if m == program.proposer else 1 for m in range(len(program.members))]

@@ -1,4 +1,4 @@
-"""Compiled loops: nothing leaves the device inside, the state is updated in place."""
+"""Compiled loops leave nothing to the host inside, and update their state in place."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NEW = 8
 
 
 def compiled(program: Autoregressive | Speculator, greedy: bool = True) -> tuple[DecodeState, Any]:
-    """The state that a prompt leaves, and the loop for it. Caches of one row have a shape that
-    nothing else has.
+    """Return the state that a prompt leaves, and the loop for it. Caches of one row have a shape
+    that nothing else has.
     """
     batch, options = prompts([5], [1], ("M", "T")), sampling(1, new=NEW)
     state = run_prefill(program, BOTH, batch, options, NEW)
@@ -37,7 +37,9 @@ def compiled(program: Autoregressive | Speculator, greedy: bool = True) -> tuple
 def test_a_greedy_program_has_no_branch_and_updates_its_state_in_place(
     program: Autoregressive | Speculator,
 ):
-    """No cache is copied, nor are its heads brought in another order to be multiplied."""
+    """A greedy loop has no branch and updates its state in place: it copies no cache, and
+    transposes no heads to multiply them.
+    """
     state, made = compiled(program)
     assert " conditional(" not in made.as_text()
     caches = [state.target, *([state.drafter[0].cache] if state.drafter else [])]

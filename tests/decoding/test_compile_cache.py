@@ -1,5 +1,5 @@
-"""Compiled programs have a key of all that changes them: placement, JAX's settings, threads that
-ask at once.
+"""A compiled program's key holds all that changes the program: its placement and JAX's settings,
+also where threads ask at once.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def tokens(engine: Engine) -> list[tuple[int, ...]]:
 
 @pytest.mark.full
 def test_one_process_holds_replicas(target: LoadedModel, draft: LoadedModel) -> None:
-    """The same programs run on another device, with a draft and a head that were read onto the
-    first.
+    """Engines on two devices of one process run the same programs and write the same tokens, with a
+    draft and a head that were read onto the first.
     """
     first, second = (
         Engine(target, draft, CONFIG),
@@ -55,7 +55,9 @@ def test_one_process_holds_replicas(target: LoadedModel, draft: LoadedModel) -> 
 
 @pytest.mark.full
 def test_a_mesh_of_one_device_is_that_device(target: LoadedModel, draft: LoadedModel) -> None:
-    """Its parameters are laid out by their rank, which is not the draft's."""
+    """A mesh of one device writes that device's tokens, although its parameters are laid out by
+    their rank and the draft's are not.
+    """
     one = Engine(tiny.split(target, make_mesh()), draft, CONFIG)
     assert tokens(one) == tokens(Engine(target, draft, CONFIG))
 
@@ -78,8 +80,8 @@ def test_a_setting_that_changes_programs_compiles_them_anew(
 
 @pytest.mark.full
 def test_threads_that_ask_at_once_get_programs_of_their_own() -> None:
-    """Kinds are numbered, or whatever they are, one a set of parameters; switched often, threads
-    come in between.
+    """Threads that ask at once, and are switched often, get kinds of their own, one for each set of
+    parameters.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -70,7 +70,7 @@ ENGINE = EngineConfig(
 def headed(
     family: str, words: tuple[int, ...] = (), **options: Any
 ) -> tuple[LoadedModel, LoadedHead]:
-    """A target of three layers, and its head of two."""
+    """Return a target of three layers, and its head of two."""
     config, processor = (FAMILIES | SQUARES)[family]()
     if family in FAMILIES:
         config = replace(config, text_config=replace(config.text_config, num_hidden_layers=3))
@@ -96,8 +96,9 @@ def headed(
 def test_blocks_are_drafted_as_the_publishers_files_say(
     publisher: str, tree: str | None, tmp_path: Path
 ) -> None:
-    """Rows have an image; blocks follow others of which nothing, a part and all was accepted. A
-    block is shorter than the head's own.
+    """Blocks of a head in its publisher's files are drafted as these say, in rows with an image,
+    behind blocks of which nothing, a part or all was accepted. A block is shorter than the head's
+    own.
     """
     family, server, options, changes = PUBLISHERS[publisher]
     target, head = headed(family, **options)

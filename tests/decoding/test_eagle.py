@@ -170,7 +170,9 @@ def published(case: str, head: LoadedHead, folder: Path) -> tuple[Path, dict[str
 def test_blocks_are_drafted_as_the_publishers_files_say(
     case: str, tree: str | None, tmp_path: Path
 ) -> None:
-    """Rows have two images, and blocks follow others of which more or less was accepted."""
+    """Blocks of a head in its publisher's files are drafted as these say, in rows with two images,
+    behind blocks of which more or less was accepted.
+    """
     words = tuple(range(3, 100)) if tree is None and "feature" not in CASES[case][1] else ()
     target, made = headed(case, () if case in ("five states", "Gemma 4") else words)
     path, config = published(case, made, tmp_path)
@@ -209,7 +211,9 @@ def test_one_pass_predicts_the_blocks(case: str) -> None:
 
 @pytest.mark.full
 def test_a_vispec_head_changes_no_answer() -> None:
-    """Prompts show 0 to 3 images, and a conversation shows its second one later."""
+    """A ViSpec head changes no answer to prompts of 0 to 3 images, nor in a conversation whose
+    second image comes later.
+    """
     target, head = headed("ViSpec")
     settings = replace(ENGINE, tree="dynamic:2:6", batch_size=4)
     plain, drafted = (Engine(target, draft, settings) for draft in (None, head))
@@ -222,8 +226,8 @@ def test_a_vispec_head_changes_no_answer() -> None:
 def read_row(
     target: LoadedModel, head: LoadedHead, prompt: Any, answer: list[int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[int, np.ndarray]]:
-    """The row's tokens; of all but the newest the target's states and positions; and what the
-    target shows at the slots of images.
+    """Return the row's tokens; the target's states and positions of all tokens except the newest;
+    and what the target shows at the slots of images.
     """
     rows, embeds, hidden = target_states(target, head, prompt, answer)
     length = int(rows.length[0])

@@ -1,5 +1,5 @@
-"""The engine on tiny checkpoints: order, buckets, compiled programs, and rows that do not see each
-other.
+"""The engine keeps the order of requests, sorts them into buckets, compiles few programs, and lets
+no row see another.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def engine(target: LoadedModel, draft: LoadedModel) -> Engine:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
-    """The table of compiled programs, empty."""
+    """Empty the table of compiled programs, and return it."""
     fresh: dict[Any, Any] = {}
     monkeypatch.setattr(compile_cache, "EXECUTABLES", fresh)
     return fresh
@@ -75,8 +75,8 @@ def test_results_are_in_the_order_of_requests_and_as_if_alone(engine: Engine) ->
 def test_a_row_that_is_done_takes_in_the_next_request(
     config: EngineConfig, target: LoadedModel, draft: LoadedModel, compiled: dict[Any, Any]
 ) -> None:
-    """Eleven requests of one bucket: each as if alone, in fewer steps than batch after batch would
-    take.
+    """A row that is done takes in the next request: eleven requests are answered as if alone, in
+    fewer steps than batch after batch.
     """
     engine = Engine(target, draft if "M" in (config.views or ()) else None, config)
     lengths = [NEW, 2, 3, NEW, 1, 5, 2, NEW, 4, 3, 2]
@@ -168,8 +168,8 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
 def test_generation_config_says_where_answers_end(
     tmp_path: Path, target: LoadedModel, stop: Any
 ) -> None:
-    """As in transformers: its ids replace those of config.json; without any, no token ends an
-    answer.
+    """Answers end at the ids of generation_config.json, which replace those of config.json; without
+    any, no token ends an answer, as in transformers.
     """
     path = tiny.save(tmp_path / "model", tiny.CONFIG, target.params)
     file = path / "generation_config.json"
@@ -225,8 +225,8 @@ def test_settings_that_are_not_applied_are_named_once(
 def test_the_models_file_sets_what_requests_leave_open(
     engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Sampling only for requests that sample. The first answer says so, and another value compiles
-    nothing.
+    """The model's file sets what requests leave open, and its sampling settings only where a
+    request samples. The first answer says so, and another value compiles nothing.
     """
     file = tmp_path / "generation_config.json"
     sampling = {"temperature": 0.9, "top_k": 5, "top_p": 0.8, "do_sample": True}
@@ -260,7 +260,9 @@ def test_the_models_file_sets_what_requests_leave_open(
 
 
 def test_settings_of_scores_in_one_batch(engine: Engine) -> None:
-    """Each row has its own; rows are taken over, and drafted answers are those of plain decoding."""
+    """Each row of a batch has its own settings of scores; rows are taken over, and drafted answers
+    are those of plain decoding.
+    """
     asked = Request("What?", NEW)
     free = engine.generate(asked).tokens
     first, *_, last = free
@@ -302,9 +304,7 @@ def test_a_draft_past_its_trained_positions_is_named_once(
 
 
 def test_one_id_for_two_words(target: LoadedModel, draft: LoadedModel) -> None:
-    """A character that only the draft has, where the target has another; added tokens may
-    differ.
-    """
+    """A draft with another character at an id of the target is refused; added tokens may differ."""
     renamed = replace(draft, tokenizer=tiny.tokenizer(tiny.CHARACTERS.replace("~", "£")))
     with pytest.raises(InputError, match=r"\d+ is '£' against '~'"):
         Engine(target, renamed, CONFIG)
@@ -331,7 +331,7 @@ def test_a_string_a_request_many_or_none(engine: Engine) -> None:
 
 
 def test_images_are_decoded_batch_by_batch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many requests wait, no more are decoded than one batch reads."""
+    """However many requests wait, only the images of one batch are decoded."""
     held, most, rgb = [0], [0], Picture.rgb
 
     def decoded(picture: Picture) -> Image.Image:

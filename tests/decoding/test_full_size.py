@@ -1,5 +1,5 @@
-"""A quarter of LLaVA-1.5-7B with a 68M draft, five images, bfloat16: lowered and compiled from
-shapes, nothing allocated.
+"""A quarter of LLaVA-1.5-7B with a 68M draft and five images in bfloat16 is lowered and compiled
+from shapes; nothing is allocated.
 
 XLA for CPUs multiplies bfloat16 matrices as float32 copies. Left alone it makes all copies of the
 weights at once, or before the loop, which no accelerator does; the options below make it take them
@@ -45,8 +45,8 @@ DRAFT = LlavaConfig(
 
 
 def taken(step: Any, *inputs: Any, **which: Any) -> Any:
-    """What XLA says of a program's memory. Weights that it does not read are on the device all the
-    same.
+    """Return what XLA says of a program's memory. Weights that it does not read are on the device
+    all the same.
     """
     compiled = (
         jax.jit(step.__wrapped__, keep_unused=True, **which)
@@ -62,8 +62,8 @@ def total(memory: Any) -> int:
 
 
 def test_the_report_is_what_prefill_and_decoding_take() -> None:
-    """Views M and T, five drafted tokens, one tower for both models: weights, caches and inputs
-    exactly.
+    """The report of memory for two views, five drafted tokens and a shared tower is what prefill
+    and decoding take: weights, caches and inputs exactly.
     """
     config = EngineConfig(views=("M", "T"), gamma=5)
     program, params = abstract_program(TARGET, [DRAFT], config, jnp.bfloat16)

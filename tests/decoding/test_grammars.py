@@ -38,7 +38,9 @@ def allowed(mask: np.ndarray) -> set[int]:
 
 
 def test_tokens_of_choices_may_follow_and_nothing_else() -> None:
-    """Whatever was asked before: rows take turns, go back, and try tokens of no choice."""
+    """Only tokens of the choices may follow, whatever was asked before: rows take turns, go back,
+    and try tokens of no choice.
+    """
     grammar = Grammar({"type": "choice", "choice": CHOICES}, ENCODER, PROMPT)
     rng, everything = np.random.default_rng(0), {*range(32 * WORDS)}
     for row in rng.integers(0, 3, 300).tolist():
@@ -76,7 +78,9 @@ def test_a_text_is_whole_begun_or_of_another_form(
 
 
 def test_a_program_asks_for_each_row_and_place_of_a_tree() -> None:
-    """Rows without a grammar, and of an answered request, may write anything."""
+    """A program asks for a mask for each row and place of a tree; rows without a grammar, and of an
+    answered request, may write anything.
+    """
     grammar = Grammar({"type": "choice", "choice": ["ab", "ac", "b"]}, ENCODER, PROMPT)
     gone = Grammar({"type": "choice", "choice": ["b"]}, ENCODER, PROMPT).number
     tokens = np.asarray([ids("a?"), ids("??"), ids("??")])
@@ -89,7 +93,9 @@ def test_a_program_asks_for_each_row_and_place_of_a_tree() -> None:
 
 
 def test_an_answer_ends_where_no_token_leads_on() -> None:
-    """The vocabulary has no é, so that an answer which begins with b is no answer."""
+    """An answer ends where no token leads on: as the vocabulary has no é, an answer that begins
+    with b is no answer.
+    """
     grammar = Grammar({"type": "choice", "choice": ["a", "bé"]}, ENCODER, PROMPT)
     assert allowed(grammar.mask(0, ids("b"), WORDS)) == {EOS}
     assert allowed(grammar.mask(0, ids("bx"), WORDS)) == {EOS}
@@ -150,7 +156,7 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
 
 
 def schema(rng: np.random.Generator, depth: int = 2) -> dict[str, Any]:
-    """A schema whose answers are short."""
+    """Return a schema whose answers are short."""
     kinds = ["boolean", "enum", "integer", "null", "string", *["object", "array"] * (depth > 0)]
     match kind := kinds[rng.integers(len(kinds))]:
         case "enum":
@@ -210,7 +216,9 @@ def is_valid(value: Any, schema: dict[str, Any]) -> bool:
 def test_answers_are_of_their_schemas_and_those_of_plain_decoding(
     target: LoadedModel, draft: LoadedModel, views: tuple[str, ...], tree: str | None, count: int
 ) -> None:
-    """Random schemas, greedy and drawn, with images and without, next to requests of no form."""
+    """Answers to random schemas, greedy and drawn, with images and without, keep their schemas, and
+    greedy ones are those of plain decoding.
+    """
     rng = np.random.default_rng(0)
     schemas = [schema(rng) for _ in range(count)]
     requests = []
@@ -241,7 +249,7 @@ def test_answers_are_of_their_schemas_and_those_of_plain_decoding(
 def test_lookup_drafts_the_tokens_that_a_form_forces(
     target: LoadedModel, temperature: float
 ) -> None:
-    """Also where the text has none of them."""
+    """Lookup drafts the tokens that a form forces, also where the text has none of them."""
     text = "zqxjk vwyfg zpqjx"
     engine = Engine(target, config=EngineConfig(views=("lookup",), gamma=3))
     form = {"type": "choice", "choice": [text]}

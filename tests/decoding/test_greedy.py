@@ -120,7 +120,7 @@ def speculative(
     target: Params = TARGET_PARAMS,
     **policy: Any,
 ) -> DecodeState:
-    """Decode; `policy` sets the tree or the weighting."""
+    """Decode speculatively; `policy` sets the tree or the weighting."""
     head, head_params = head_of(views)
     batch = batch_of(*views) if batch is None else batch
     views = in_engine(views)
@@ -132,7 +132,7 @@ def speculative(
 
 
 def check_stats(state: DecodeState) -> None:
-    """The identities between the counts of a row."""
+    """Check the identities between the counts of a row."""
     count, stats = np.asarray(state.count), jax.tree.map(np.asarray, state.stats)
     places = np.arange(stats.histogram.shape[1])
     np.testing.assert_array_equal(stats.emitted, np.maximum(count, 1) - 1)
@@ -173,7 +173,9 @@ def named(value: Any) -> str | None:
 def test_speculation_writes_the_targets_tokens(
     views: tuple[str, ...], gamma: int, tree: str | None, target: Params
 ) -> None:
-    """An int8 target writes its own tokens. Caches have slots in groups of 8."""
+    """Speculation writes the target's tokens, float or int8, with some blocks accepted in part.
+    Caches have slots in groups of 8.
+    """
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     expected = plain(options, target)
     assert len({token for row in expected for token in row}) > 8  # not one token over and over
@@ -202,8 +204,8 @@ def test_weights_that_move_change_nothing_but_the_pace(weighting: str) -> None:
 
 @pytest.mark.parametrize("views", [("M", "T"), *tiny.rarer((("M", "eagle", "lookup"),))])
 def test_weights_of_one_view_are_that_view(views: tuple[str, ...]) -> None:
-    """The same histogram and not only the same tokens; so that the grid's mixtures are known to
-    differ.
+    """A weight of 1 on one view gives that view's histogram and not only its tokens, so the grid's
+    mixtures are known to differ.
     """
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     both = [speculative(views, 3, options, weights=tuple(np.eye(len(views))[r])) for r in range(2)]
@@ -248,8 +250,8 @@ def test_rows_stop_at_their_limits_and_at_eos(gamma: int, tree: str | None) -> N
     ("weighting", "tree"), [("inverse_error_power:window=4", None), *tiny.rarer(("static", "2:9"))]
 )
 def test_a_row_of_a_batch_is_the_row_alone(weighting: str, tree: str | None) -> None:
-    """Tokens and statistics, greedy and sampled rows side by side, with the same key and
-    padding.
+    """A row of a batch, greedy or sampled, has the tokens and statistics of the row alone with the
+    same key and padding.
     """
     options = tiny.sampling(
         B,
@@ -289,7 +291,9 @@ def test_a_target_that_drafts_for_itself_is_never_wrong(gamma: int, tree: str | 
 
 
 def test_a_text_draft_with_a_smaller_vocabulary() -> None:
-    """A decoder without a tower can only read view T, and never proposes the ids that it lacks."""
+    """A text draft with a smaller vocabulary, which can only read view T, never proposes the ids
+    that it lacks and changes no token.
+    """
     draft = tiny.resized(TARGET, DRAFT_PARAMS, tiny.VOCABULARY - 6)
     assert not draft[0].has_vision
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
@@ -305,7 +309,9 @@ def test_a_text_draft_with_a_smaller_vocabulary() -> None:
 
 @pytest.mark.full
 def test_a_text_target_with_a_draft_of_a_larger_vocabulary() -> None:
-    """No tower at all, and surplus ids as likely as the others, which must never be proposed."""
+    """A text target is drafted for by a draft of a larger vocabulary, whose surplus ids are as
+    likely as others and never proposed.
+    """
     target, params = tiny.text_only(TARGET, TARGET_PARAMS)
     draft, draft_params = tiny.resized(TARGET, DRAFT_PARAMS, tiny.VOCABULARY + 6)
     batch = tiny.prompts(LENGTHS, [0] * B, ("T",)).replace(images=None)

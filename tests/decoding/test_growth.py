@@ -1,4 +1,4 @@
-"""Caches that grow: the same answers and counts as with room for all from the start."""
+"""Caches that grow give the same answers and counts as caches with room for all from the start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LENGTHS = (20, 3, 9, 14)
 
 @pytest.fixture(scope="module")
 def head(target: LoadedModel) -> LoadedHead:
-    """A head that reads images only; these prompts have no images."""
+    """Return a head that reads images only; these prompts have no images."""
     return tiny.head_of(target, feature="last_hidden", reads_text=False)
 
 
@@ -52,7 +52,9 @@ def test_a_cache_grows_in_groups_of_slots(target: LoadedModel) -> None:
 def test_what_lookup_and_penalties_read_fits_rows_of_other_sizes(
     sizes: tuple[int, int, int, int],
 ) -> None:
-    """Prompts of three and of four tokens are as if they had been padded to the other sizes."""
+    """Texts that lookup and penalties read fit rows of other sizes as if they had been padded to
+    these.
+    """
     length, room, other, more = sizes
     lengths = np.array([3, 4])
     long = np.array([[5, 6, 7, 0, 0, 0, 0, 0], [8, 9, 5, 6, 0, 0, 0, 0]])

@@ -1,4 +1,4 @@
-"""A KV head's decoding against its training, and against its target."""
+"""A KV head's decoding scores what its training does, and drafts what its target writes."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_one_pass_predicts_the_blocks(name: str) -> None:
 
 @pytest.mark.parametrize(("temperature", "tree"), [(0.0, None), (1.0, "2:5")])
 def test_a_target_of_one_layer_is_its_own_head(temperature: float, tree: str | None) -> None:
-    """Its layer, reading all images, computes what the target will: every block is accepted as far
-    as it goes.
+    """A target of one layer is its own head: reading all images, it computes what the target will,
+    so every block is accepted as far as it goes.
     """
     target, params = tiny.lvlm(32, 1, seed=0)
     config, head = tiny.kv_head(target, params, noise=0.0, pooling="none")
@@ -82,7 +82,9 @@ def test_a_target_of_one_layer_is_its_own_head(temperature: float, tree: str | N
 
 @pytest.mark.full
 def test_a_target_of_one_layer_is_its_own_head_with_m_rope(tmp_path: Path) -> None:
-    """Images take other rotary positions than slots, and the head's tokens go on behind them."""
+    """A target of one layer is its own head with M-RoPE too, where images take other rotary
+    positions than slots.
+    """
     target = LoadedModel.load(write(tmp_path, "qwen3_vl") / "target")
     config = KVHeadConfig.of_target(target.config, pooling="none", gamma=J)
     head = init_head(config, text_params(target.config, target.params), jax.random.key(0))
@@ -102,7 +104,7 @@ def test_a_target_of_one_layer_is_its_own_head_with_m_rope(tmp_path: Path) -> No
 
 
 def test_an_empty_row_reads_the_state_before_its_first_token() -> None:
-    """It lies in the last slot."""
+    """An empty row reads, in the last slot, the state before its first token."""
     hidden = jnp.tile(jnp.arange(9.0)[:, None], (3, 1, 1, 1))
     cache = KVCache((), (), jnp.asarray([6, 7, 0]), jnp.zeros(3, jnp.int32), hidden=hidden)
     assert newest_hidden(cache)[..., 0].tolist() == [[5], [6], [8]]

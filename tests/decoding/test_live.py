@@ -59,8 +59,9 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
     draft: LoadedModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Requests that left have no result, their rows are free at once, and no program is compiled
-    after the batch is warm. Rows have few slots while prompts and answers are short.
+    """Requests that come and go are answered as if alone: those that left have no result, their
+    rows are free at once, and no program is compiled after the batch is warm. Rows have few slots
+    while prompts and answers are short.
     """
     requests = requests_of(24)
     config = replace(CONFIG, views=("lookup",)) if headed else CONFIG
@@ -107,7 +108,9 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
 def test_answers_to_one_prompt_share_its_prefill(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that joins later; each equals the sample of its seed, with all that it records."""
+    """Answers to one prompt share its prefill, also one that joins later; each equals the sample of
+    its seed, with all that it records.
+    """
     engine = Engine(target, config=EngineConfig(batch_size=2))
     request = Request("What is it?", NEW, 1.0, seed=3, logprobs=2, presence_penalty=0.5)
     batch, (read,) = engine.live([request]), engine.batcher.read([request])
@@ -126,8 +129,9 @@ def test_answers_to_one_prompt_share_its_prefill(
 def test_samples_follow_the_targets_law_while_weights_learn(
     target: LoadedModel, draft: LoadedModel
 ) -> None:
-    """Four tokens, each of the two likeliest, follow the law in rows of all ages. Weights that learn
-    may round to others than of a request alone, which then draws another such sample.
+    """Samples of four tokens, each of the two likeliest, follow the target's law in rows of all
+    ages while weights learn. Weights that learn may round to others than of a request alone, which
+    then draws another such sample.
     """
     settings = replace(CONFIG, weighting="mt-paper", batch_size=32, trace=False)
     engine = Engine(target, draft, settings)

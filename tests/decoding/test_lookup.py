@@ -1,4 +1,6 @@
-"""Lookup against a search in plain Python, in chains and trees, and what it gives the mixture."""
+"""Lookup finds what a search in plain Python does, in chains and trees, and gives the mixture what
+it found.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ ROOM = NEW + len(TREE.seen)
 def read(
     tokens: jax.Array, length: jax.Array, new: jax.Array, count: jax.Array, nodes: jax.Array
 ) -> tuple:
-    """What follows each node of a chain, read one by one, and of a tree, read a level at a time;
-    [B, nodes+1, V].
+    """Return what follows each node of a chain, read one by one, and of a tree, read a level at a
+    time; [B, nodes+1, V].
     """
     rows = PromptRows(tokens, length, in_order(tokens == IMAGE))
     start = Text.of(rows, ROOM).holding(new, count)
@@ -47,7 +49,7 @@ def read(
 
 
 def searched(text: list[int], path: list[int]) -> np.ndarray:
-    """What follows a path behind the text, whose image slots are -1."""
+    """Return what follows a path behind the text, whose image slots are -1."""
     written = [*text, *path]
     proposals = []
     for length, confidence in CONFIDENCE.items():
@@ -69,8 +71,8 @@ def searched(text: list[int], path: list[int]) -> np.ndarray:
 
 @given(st.integers(0, 2**32 - 1))
 def test_the_compiled_search_is_the_plain_one(seed: int) -> None:
-    """Few words, so that most suffixes occur several times; placeholders anywhere in the prompt
-    match nothing.
+    """The compiled search finds what the plain one does in texts of few words, where most suffixes
+    occur several times; placeholders anywhere in the prompt match nothing.
     """
     rng = np.random.default_rng(seed)
     tokens = rng.choice(WORDS, (B, LENGTH), p=[0.4, 0.3, 0.2, 0.1]).astype(np.int32)

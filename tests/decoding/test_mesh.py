@@ -1,5 +1,5 @@
-"""Decoding on a mesh: the target split over devices, the draft on each, the tokens those of one
-device.
+"""Decoding on a mesh splits the target over devices, holds the draft on each, and writes the tokens
+of one device.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ DATA_PARALLEL = {
 @pytest.mark.full
 @pytest.mark.parametrize("name", DATA_PARALLEL)
 def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name):
-    """Rows are refilled, caches grow and answers are streamed: the state has the shardings that
-    loops compile for. Rows have penalties and log probabilities.
+    """A loop is entered again on a data-parallel mesh, with rows that are refilled, caches that
+    grow and answers that are streamed: the state has the shardings that loops compile for. Rows
+    have penalties and log probabilities.
     """
     config, draft = DATA_PARALLEL[name], LoadedModel.load(pair[1])
     together = isinstance(config, CollaborationConfig)
@@ -127,7 +128,9 @@ def test_a_kv_head_is_split_as_its_target_is(pair, options):
 
 @pytest.mark.full
 def test_a_block_sends_what_the_targets_layers_do_and_the_logits(pair):
-    """The draft, and what is made of distributions, send nothing."""
+    """A block sends what the target's layers do, and the logits; the draft, and what is made of
+    distributions, send nothing.
+    """
     engine = Engine(
         LoadedModel.load(pair[0], mesh=make_mesh(model=2)),
         LoadedModel.load(pair[1]),
@@ -145,7 +148,9 @@ def test_a_block_sends_what_the_targets_layers_do_and_the_logits(pair):
 
 
 def test_what_each_device_holds(pair):
-    """Over four devices the two kv heads, and so the cache, stay whole."""
+    """Over four devices each device holds its part of the target, and the two kv heads, so also the
+    cache, stay whole.
+    """
     model, heads = 4, 2
     target, draft = (
         LoadedModel.load(pair[0], mesh=make_mesh(model=model)),

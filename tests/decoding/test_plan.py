@@ -69,7 +69,9 @@ def test_it_is_the_engines_own_report(
 
 @pytest.mark.parametrize("layers", [2, 3])
 def test_a_draft_holds_a_tower_of_its_own_if_it_is_another_one(layers: int) -> None:
-    """As Qwen3-VL-2B next to the 8B."""
+    """A draft holds a tower of its own only if it differs from the target's, as Qwen3-VL-2B's next
+    to the 8B.
+    """
     target = tiny.CONFIG
     tower = replace(target.vision_config, num_hidden_layers=layers)
     program, params = abstract_program(
@@ -86,7 +88,9 @@ def test_a_draft_holds_a_tower_of_its_own_if_it_is_another_one(layers: int) -> N
 
 
 def test_layers_that_read_the_keys_of_others_take_no_cache() -> None:
-    """As in Gemma 4 E2B: 2 of its 3 layers with keys slide, and have heads of half the width."""
+    """Layers that read the keys of others take no cache, as in Gemma 4 E2B: 2 of its 3 layers with
+    keys slide, and have heads of half the width.
+    """
     kinds = (["sliding_attention"] * 2 + ["full_attention"]) * 2
     text = Gemma4TextConfig(
         num_hidden_layers=6,
@@ -139,7 +143,9 @@ def test_the_largest_plan_that_is_taken_ends(
 
 
 def test_tiles_are_counted_of_a_number_of_pixels(tmp_path: Path, said: Callable[..., str]) -> None:
-    """Two images of 8 x 8 tokens, whose windows are 2 x 2 tokens."""
+    """Images whose pixels are bounded are planned with the tiles of that bound, not of their full
+    size.
+    """
     config, processor = FAMILIES["qwen2_5_vl"]()
     (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
     assert QwenImages(config, processor, 4096).tiles((900, 900)) == 16
@@ -156,8 +162,8 @@ def test_heads_of_the_hub_are_known_by_their_tensors(
     said: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As when they are loaded: config.json may be a model's of one layer. A model's weights are not
-    fetched.
+    """Heads of the hub are known to `plan` by their tensors, as when they are loaded: config.json
+    may be a model's of one layer. A model's weights are not fetched.
     """
     hub, cache = tmp_path / "hub", tmp_path / "cache"
     shutil.copytree(pair[0], hub / "some" / "target")

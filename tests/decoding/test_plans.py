@@ -65,7 +65,9 @@ def run(
 
 @pytest.mark.parametrize("views", MIXTURES, ids=",".join)
 def test_a_plan_that_changes_at_random_writes_the_targets_tokens(views: tuple[str, ...]) -> None:
-    """Rows end at different places, and pauses of one to five tokens let any plan follow any."""
+    """Plans that change at random, at pauses of one to five tokens, write the target's tokens in
+    rows that end at different places.
+    """
     _, params, plans = program(views)
     options = tiny.sampling(B, new=[NEW, NEW - 4, 9, NEW], eos=NOBODY)
     rng, used = np.random.default_rng(0), set[str]()

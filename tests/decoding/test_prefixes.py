@@ -1,4 +1,6 @@
-"""Prompts of a live batch are read in pieces, behind what earlier prompts left: no answer changes."""
+"""Prompts of a live batch are read in pieces, behind what earlier prompts left, and change no
+answer.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def drafts(kind: str, target: LoadedModel, draft: LoadedModel) -> tuple[Any, dic
 def test_answers_do_not_depend_on_what_was_kept(
     kind: str, target: LoadedModel, draft: LoadedModel
 ) -> None:
-    """A conversation about an image, and other questions about it; greedy and drawn."""
+    """Answers, greedy and drawn, to a conversation about an image and to other questions about it
+    do not depend on what was kept.
+    """
     drafting, options = drafts(kind, target, draft)
     engine = Engine(target, drafting, EngineConfig(gamma=3, **SIZES, **options))
     encoder, image = engine.encoder, tiny.page(0)
@@ -86,7 +90,7 @@ def test_answers_do_not_depend_on_what_was_kept(
 
 @pytest.mark.full
 def test_a_mesh(pair: tuple[Path, Path]) -> None:
-    """What is kept of prompts is split as the cache is."""
+    """On a mesh, what is kept of prompts is split as the cache is, and changes no answer."""
     target, draft = (LoadedModel.load(path) for path in pair)
     plain, split = Engine(target), LoadedModel.load(pair[0], mesh=make_mesh(model=2))
     first = plain.encoder.prompt("What do you see here?", [tiny.page(0)])
@@ -105,7 +109,9 @@ def images_of(batch: Batch, prompt: Any) -> np.ndarray:
 
 
 def test_at_one_width_no_bit_depends_on_what_was_kept(target: LoadedModel) -> None:
-    """In bfloat16, also where the second image of a prompt is new."""
+    """At one width in bfloat16 no bit depends on what was kept, also where the second image of a
+    prompt is new.
+    """
     half = replace(target, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), target.params))
     engine = Engine(half, config=EngineConfig(width=8, **SIZES))
     encoder, pages = engine.encoder, [tiny.page(0), tiny.page(1)]
@@ -154,7 +160,9 @@ def test_rows_decode_between_the_pieces_of_a_long_prompt(target: LoadedModel) ->
 @pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pieces_are_read_as_the_whole_prompt_is(family: str) -> None:
-    """Pieces begin and end within images, except where the tokens of an image read one another."""
+    """Pieces that begin and end within images are read as the whole prompt is; where the tokens of
+    an image read one another, the prompt is read whole.
+    """
     config, processor = FAMILIES[family]()
     params = jax.device_put(tiny.random_params(config, scale=0.5))
     target = LoadedModel(config, params, tiny.chat_tokenizer(), processor)

@@ -81,7 +81,7 @@ def test_speculation_writes_the_processed_tokens(views: tuple[str, ...], tree: s
 
 
 def drawn(gamma: int, views: tuple[str, ...], **options: Any) -> np.ndarray:
-    """Counts [settings, V, V, V] of the first tokens of rows with each of the settings."""
+    """Return counts [settings, V, V, V] of the first tokens of rows with each of the settings."""
     law, new = test_sampling_law, test_sampling_law.LENGTH
     policy = {name: options.pop(name) for name in ("tree", "weighting") if name in options}
     head, head_params = law.HEADS[options.pop("kind")] if "head" in views else (None, {})
@@ -104,7 +104,7 @@ def drawn(gamma: int, views: tuple[str, ...], **options: Any) -> np.ndarray:
 
 
 def joint(settings: Settings, top_p: float = 1.0) -> np.ndarray:
-    """P(x1, x2, x3 | prompt) [V, V, V] of the processed target."""
+    """Return P(x1, x2, x3 | prompt) [V, V, V] of the processed target."""
     law, size = test_sampling_law, test_sampling_law.VOCABULARY
     batch = tiny.prompts([4], [1], law.VIEWS, image=law.IMAGE)
     prompt = np.asarray(batch.target.tokens)[0, : int(batch.target.length[0])].tolist()
@@ -119,7 +119,7 @@ def joint(settings: Settings, top_p: float = 1.0) -> np.ndarray:
 
 
 def likely(probs: np.ndarray, settings: Settings) -> np.ndarray:
-    """The distribution without tokens under min-p."""
+    """Return the distribution without tokens under min-p."""
     probs = np.where(probs >= settings.min_p * probs.max(), probs, 0)
     return probs / probs.sum()
 
@@ -165,7 +165,7 @@ def together(program: Any, params: Any, batch: Any, chosen: Any, new: int) -> An
 def combined(
     context: Sequence[int], new: Sequence[int], settings: Settings, t: float
 ) -> np.ndarray:
-    """The processed distribution of the next token [V]; at temperature 0 one-hot."""
+    """Return the processed distribution of the next token [V]; at temperature 0 one-hot."""
     logits = tables.tables(2, SIZE)[:, tables.state_of((*context, *new), SIZE)].astype(float)
     warmth = t or 1.0
     soft = 0.7 * numpy_softmax(logits[0], warmth) + 0.3 * numpy_softmax(logits[1], warmth)
@@ -182,7 +182,9 @@ def combined(
     ids=["alternating", "speculative"],
 )
 def test_collaborating_models_follow_their_processed_combination(program: Any) -> None:
-    """The processors change the combination; proposals only follow it more often."""
+    """Models that write together follow their processed combination; proposals only follow it more
+    often.
+    """
     t, rows = 0.8, SAMPLED + GREEDY * len(TOGETHER)
     every = np.asarray(list(np.ndindex(*[SIZE] * tables.ORDER)))
     starts = np.concatenate([np.ones(SAMPLED, int), np.arange(rows - SAMPLED) // 3 % len(every)])

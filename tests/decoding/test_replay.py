@@ -41,7 +41,9 @@ def requests(target: LoadedModel) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def results(target: LoadedModel, draft: LoadedModel, requests: list[Request]) -> list[Result]:
-    """The weighting learns from hard labels, so the recorded tokens matter."""
+    """Answer the requests with a weighting that learns from hard labels, so that the recorded
+    tokens matter.
+    """
     return Engine(target, draft, CONFIG).generate(requests)
 
 

@@ -51,7 +51,7 @@ HEADS = {
 
 @functools.cache
 def logits_after(prefix: tuple[int, ...], int8: bool = False) -> np.ndarray:
-    """The target's logits [V] after the prompt and these tokens, by one full pass."""
+    """Return the target's logits [V] after the prompt and these tokens, by one full pass."""
     prompt = tiny.prompts([4], [1], VIEWS, image=IMAGE)
     start = np.asarray(prompt.target.tokens)[0, : int(prompt.target.length[0])]
     row = np.concatenate([start, np.asarray(prefix, np.int64)]).astype(np.int32)
@@ -66,7 +66,7 @@ def forward(params: Params, tokens: Array, pixels: Array) -> Array:
 
 
 def joint(temperature: float, top_k: int, top_p: float, int8: bool = False) -> np.ndarray:
-    """P(x1, x2, x3 | prompt) [V, V, V]."""
+    """Return P(x1, x2, x3 | prompt) [V, V, V]."""
     law = np.ones(())
     for depth in range(LENGTH):
         prefixes = np.ndindex(*[VOCABULARY] * depth)
@@ -100,7 +100,8 @@ def drawn(
     changing: bool = False,
     **options: Any,
 ) -> Iterator[np.ndarray]:
-    """Counts [V, V, V] of the first tokens of ROWS sequences a batch; gamma 0 is the plain loop.
+    """Return counts [V, V, V] of the first tokens of ROWS sequences a batch; gamma 0 is the plain
+    loop.
 
     With `few_words` draft and head score different tokens each. If `changing`, each token may have
     another plan.

@@ -1,4 +1,4 @@
-"""Answers that are streamed: the same tokens, counts and text, by the same programs, and never half
+"""Streamed answers have the same tokens, counts and text, by the same programs, and never show half
 a letter.
 """
 
@@ -95,7 +95,9 @@ def byte_level() -> Any:
 
 
 def joining() -> Any:
-    """Return one that also makes "can't" of "ca n't", as transformers' older files do."""
+    """Return a byte-level tokeniser that also makes "can't" of "ca n't", as transformers' older
+    files do.
+    """
     tokenizer = byte_level()
     tokenizer.clean_up_tokenization_spaces = True
     tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
@@ -116,7 +118,9 @@ WORDS = "Zwei Äpfel, 日本語 and 🙂🙂 too."
 @KINDS
 @pytest.mark.parametrize("every", [1, 2, 5])
 def test_no_half_letter_is_told(encoders: dict[str, PromptEncoder], kind: str, every: int) -> None:
-    """Text stays where a next byte makes it unreadable for a while, as byte fallback does."""
+    """No half letter is streamed: text stays where a next byte makes it unreadable for a while, as
+    byte fallback does.
+    """
     encoder = encoders[kind]
     tokens = encoder.ids(WORDS)
     told = [""]
@@ -133,8 +137,8 @@ def test_no_half_letter_is_told(encoders: dict[str, PromptEncoder], kind: str, e
 def test_an_answer_read_in_parts_has_the_text_of_all(
     encoders: dict[str, PromptEncoder], kind: str, data: st.DataObject
 ) -> None:
-    """Tokens are words, half letters, bytes of no letter, or special; the answer ends at the first
-    token whose text holds a stop string.
+    """An answer that is read in parts has the text of the whole, and ends at the first token whose
+    text holds a stop string.
     """
     encoder = encoders[kind]
     texts = st.sampled_from(
@@ -204,8 +208,8 @@ def test_a_stop_string_may_begin_tokens_before(encoders: dict[str, PromptEncoder
 
 
 def test_a_stop_string_may_end_in_blank_text(encoders: dict[str, PromptEncoder]) -> None:
-    """The answer ends at its token, not at the next letter; what precedes the first letter counts
-    for nothing.
+    """A stop string that ends in blank text ends the answer at its token, not at the next letter;
+    what precedes the first letter counts for nothing.
     """
     for encoder in encoders.values():
         answer = AnswerText(encoder, [".\n\n", "\n\n"])

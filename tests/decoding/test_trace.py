@@ -1,4 +1,4 @@
-"""The trace of an answer: against what the block's own counts say, and views asked again from
+"""The trace of an answer agrees with the block's own counts, and with views asked again from
 outside the loop.
 """
 

@@ -1,5 +1,5 @@
-"""BLIP, BLIP-2 and Florence-2 from tiny random checkpoints in the real layout, against transformers
-called by hand.
+"""BLIP, BLIP-2 and Florence-2, from tiny random checkpoints in the real layout, write the captions
+of transformers called by hand.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Trees at temperature 0: the target's tokens, and as many a block as the tree drawn up by hand has
-of them.
+"""Trees at temperature 0 write the target's tokens, and accept as many a block as the tree drawn up
+by hand has of them.
 
 All trees run on the batch of `test_greedy`: ragged prompts with 0 to 2 images, one program a tree.
 """
@@ -37,8 +37,8 @@ all_trees = pytest.mark.parametrize("tree", TREES)
 
 @cache
 def mixed_probs(b: int, written: Path) -> np.ndarray:
-    """The mixture of the views [V] after row b's prompt and these tokens: for each view one pass
-    over them all.
+    """Return the mixture of the views [V] after row b's prompt and these tokens: for each view one
+    pass over them all.
     """
     batch = batch_of(*VIEWS)
     width = batch.target.tokens.shape[1] + NEW + GAMMA
@@ -79,7 +79,9 @@ def static_nodes(tree: str, b: int, written: Path) -> set[Path]:
 
 
 def dynamic_nodes(tree: str, b: int, written: Path) -> set[Path]:
-    """EAGLE-2: on each level the likeliest nodes are expanded, of all nodes the likeliest stay."""
+    """Return EAGLE-2's nodes: on each level the likeliest are expanded, and of all nodes the
+    likeliest stay.
+    """
     spec = parse_tree(tree, GAMMA)
     level, pool = {(): 1.0}, {}
     for _ in range(GAMMA):
@@ -97,8 +99,9 @@ def dynamic_nodes(tree: str, b: int, written: Path) -> set[Path]:
 
 @all_trees
 def test_blocks_accept_what_the_tree_has_of_the_answer(tree: str) -> None:
-    """Every block of every row: were a path not where the next block of either model looks for it,
-    or a node read with the wrong ancestors or position, later blocks would accept otherwise.
+    """Blocks accept exactly what the tree has of the answer, in every row. Were a path not where
+    the next block of either model looks for it, or a node read with the wrong ancestors or
+    position, later blocks would accept otherwise.
     """
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     answers = plain(options)

@@ -1,4 +1,4 @@
-"""What views show a draft in the place of an image, and which rows of features."""
+"""Views show a draft, in the place of an image, the tokens and rows of features that they say."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ def test_what_stands_for_an_image(tmp_path: Path) -> None:
 
 
 def test_rewrite_shows_feature_rows() -> None:
-    """Two images of two and one slots; the first takes three feature rows and ends with an
-    end-of-line.
-    """
+    """`rewrite` gives an image's slots the feature rows, blends and positions that they show."""
     line = Slots(
         np.asarray([[2, 0], [NEWLINE, NEWLINE]]),
         rows=3,
@@ -103,7 +101,8 @@ def test_rewrite_shows_feature_rows() -> None:
 def test_a_view_may_show_other_pixels(
     pixels: Any, target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The draft's tower reads both images, then both changed ones, although the target's is equal.
+    """For a view that shows other pixels, the draft's tower reads both images, then both changed
+    ones, although the target's is equal.
 
     The view's slots show the features of the changed ones.
     """

@@ -49,7 +49,9 @@ lines.
 
 
 def distributions(rng: np.random.Generator, views: int) -> tuple[np.ndarray, np.ndarray]:
-    """p [B, J, V] and q [R, B, J, V]: peaked, alike now and then, with zeros in the views."""
+    """Return p [B, J, V] and q [R, B, J, V]: peaked, alike now and then, with zeros in the
+    views.
+    """
     logits = rng.normal(0, 2, (B, J, V))
     p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     apart = rng.choice([0.1, 1.0, 3.0], (views, B, J, 1))
@@ -72,7 +74,7 @@ def observe(rule: Weighting, state: Any, p: jax.Array, q: jax.Array, valid: jax.
 def history(
     rng: np.random.Generator, views: int, blocks: int = BLOCKS
 ) -> list[tuple[np.ndarray, ...]]:
-    """Blocks of (p, q, valid): each row of its own length, 0 for one that is done."""
+    """Return blocks of (p, q, valid): each row of its own length, 0 for one that is done."""
     lengths = rng.integers(0, J + 1, (blocks, B))
     lengths[:, 0] = np.maximum(lengths[:, 0], 1)
     return [(*distributions(rng, views), np.arange(J) < n[:, None]) for n in lengths]
@@ -81,7 +83,7 @@ def history(
 def weights_after(
     rule: Weighting, initial: np.ndarray, blocks: list[tuple[np.ndarray, ...]]
 ) -> list[np.ndarray]:
-    """[B, R] before the first block and after each."""
+    """Return the weights [B, R] before the first block and after each."""
     keys = jax.random.split(jax.random.key(0), len(initial))
     state = rule.init(jnp.asarray(initial, jnp.float32))
     found = [rule.weights(state, keys)]
@@ -130,8 +132,8 @@ def test_rules_equal_the_reference(text: str) -> None:
 def test_tokens_that_the_draft_rules_out_cost_much_and_not_everything(
     text: str, known: Any
 ) -> None:
-    """One-hot targets; a view that puts all on another token, and one that has the target's at one
-    place in three.
+    """A view that rules out the target's one-hot token pays much, but weights stay finite and equal
+    the reference's.
     """
     p = np.zeros((B, J, V), np.float32)
     p[..., 2] = 1
@@ -154,7 +156,9 @@ def test_tokens_that_the_draft_rules_out_cost_much_and_not_everything(
     ("draw", "variance"), [("dirichlet", 1 / 12), ("uniform", 0.75 - np.log(2))]
 )
 def test_random_weights_are_the_rows_own(draw: str, variance: float) -> None:
-    """Two views: Dirichlet(1, 1) is uniform, of variance 1/12; U / (U + U') has 3/4 - ln 2."""
+    """Random weights are each row's own, and have the law of their draw: Dirichlet(1, 1) of two
+    views is uniform, of variance 1/12; U / (U + U') has 3/4 - ln 2.
+    """
     rule = parse_weighting(f"random:draw={draw}")
     state, keys = jnp.full((4000, 2), 0.5), jax.random.split(jax.random.key(1), 4000)
     weights = np.asarray(rule.weights(rule.observe(state, *[jnp.zeros(1)] * 4), keys))
@@ -193,7 +197,9 @@ def test_text_forms_are_read_back(text: str) -> None:
     ],
 )
 def test_given_error_rates_fix_the_weights(options: str, weights: list[float]) -> None:
-    """TABED's Eq. (2), ln(1 / e - 1) + C ln(K - 1), whatever is verified."""
+    """Given error rates fix the weights to TABED's Eq. (2), ln(1 / e - 1) + C ln(K - 1), whatever
+    is verified.
+    """
     rule = parse_weighting(f"adaboost:{options}")
     first = rule.first((0.3, 0.7), V)
     assert first == pytest.approx(np.asarray(weights) / sum(weights), rel=1e-4)

@@ -1,4 +1,4 @@
-"""Inside the decode loop: a rule is shown the target's and the views' own softmax, where and only
+"""Inside the decode loop a rule is shown the target's and the views' own softmax, where and only
 where verified.
 
 The loop is run block by block; the same distributions are computed without a cache by full forward
@@ -46,7 +46,9 @@ def forward(params: Params, tokens: jax.Array, pixels: jax.Array) -> jax.Array:
 
 
 def following(prompt: PromptRows, b: int, answer: np.ndarray, params: Params) -> np.ndarray:
-    """softmax [NEW, V] of what follows the prompt of row b and each beginning of the answer."""
+    """Return the softmax [NEW, V] of what follows the prompt of row b and each beginning of the
+    answer.
+    """
     length = int(prompt.length[b])
     row = np.zeros(prompt.tokens.shape[-1] + NEW, np.int32)
     row[:length], row[length : length + NEW] = prompt.tokens[b, :length], answer

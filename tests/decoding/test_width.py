@@ -139,8 +139,8 @@ def test_every_family_and_kind_of_head_has_its_bits_compared():
 @pytest.mark.full
 @pytest.mark.parametrize("family", DRAFTING)
 def test_caches_hold_the_same_bits(family):
-    """Caches do not depend on the program that wrote them, in bfloat16: every family's, and with
-    every kind of draft.
+    """Caches in bfloat16 do not depend on the program that wrote them, for every family and kind of
+    draft.
     """
     target, draft, _ = pair_of(family)
     caches, plain = written(family, target)
@@ -216,7 +216,9 @@ def bits(batch: Batch) -> list[np.ndarray]:
 
 @pytest.mark.full
 def test_streams_sessions_and_freed_rows(models):
-    """Each way to ask begins or enters the loop otherwise."""
+    """Streams, sessions and freed rows, which each begin or enter the loop otherwise, write the
+    same tokens with and without drafts.
+    """
     runs = []
     for options in ({}, DRAFTS["two views"]):
         one = engine(models, **options)
@@ -234,8 +236,8 @@ def test_streams_sessions_and_freed_rows(models):
 @pytest.mark.full
 @pytest.mark.parametrize("question", ["And?", "a"])
 def test_a_session_goes_on_behind_a_stop_string(models, question):
-    """Plain decoding pauses at token 9 or before, and reads it in the next prefill; a block may have
-    read it already.
+    """A session goes on behind a stop string with the same tokens, whether plain decoding pauses at
+    token 9 or before or a block has read it already.
     """
     runs = []
     for options in ({}, DRAFTS["gamma 7"]):
@@ -257,7 +259,7 @@ def test_what_cannot_have_one_width_is_refused(models):
 
 @pytest.mark.full
 def test_a_live_batch_answers_as_if_alone_whatever_drafts(models):
-    """At one width neither the rows beside a request nor the draft change a rounding."""
+    """At one width neither the rows next to a request nor the draft change a rounding."""
     runs = []
     for options in ({}, DRAFTS["two views"]):
         decoding = engine(models, **options)

@@ -1,4 +1,4 @@
-"""Targets whose layers slide, or differ in kind: every draft writes their plain answers.
+"""Targets whose layers slide, or differ in kind, write the same tokens with every draft.
 
 Prompts and answers are longer than the windows, and trees deeper.
 """
@@ -105,7 +105,7 @@ def plain() -> dict[str, tuple[LoadedModel, list[tuple[int, ...]]]]:
 def test_every_draft_writes_the_plain_answers(
     plain: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Caches grow meanwhile."""
+    """Every kind of draft writes the plain answers of a target with windows, while caches grow."""
     monkeypatch.setattr(batcher, "FIRST", 8)
     kind, drafts, options = DRAFTS[name]
     target, expected = plain[kind]
@@ -130,7 +130,9 @@ def test_windows_change_answers(plain: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["gemma4", "gemma4 E"])
 def test_layers_of_two_kinds_are_trained_as_they_are_run(plain: Any, kind: str) -> None:
-    """Rematerialised layers of one kind are one scan; these are called one by one."""
+    """Layers of two kinds are trained as they are run: rematerialised layers of one kind are one
+    scan, and these are called one by one.
+    """
     target, _ = plain[kind]
     rows = PromptRows(jnp.arange(24).reshape(2, 12), jnp.full(2, 12))
 

@@ -1,4 +1,5 @@
-"""Tokens that a pass of the shipped target yields, by views, trees, rules and lookup.
+"""Each pass of the shipped target yields the recorded number of tokens, by views, trees, rules and
+lookup.
 
 Exactness cannot see a draft that is worse than it was: it only costs passes. The yields of
 `yields.json` are of fixed prompts. `python -m tests.decoding.test_yields` writes them again, after
@@ -40,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Pages:
-    """Captions that say what was drawn, by the pixels of a page."""
+    """Return captions that say what was drawn, by the pixels of a page."""
 
     def __init__(self) -> None:
         self.texts = {

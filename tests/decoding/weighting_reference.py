@@ -1,5 +1,5 @@
-"""The weightings once more, in float64 NumPy, as the papers and facts about the released code tell
-them.
+"""These weightings repeat the library's in float64 NumPy, as the papers and facts about the
+released code tell them.
 
 One request at a time, full histories of distributions, everything computed anew after each block.
 `p` and `q` hold the verified places of the window in order: p [T, V], q [T, R, V]; `factors` [T]
@@ -33,7 +33,7 @@ def miss(p: np.ndarray, q: np.ndarray) -> float:
 
 
 def apart(p: np.ndarray, q: np.ndarray) -> float:
-    """Two tokens differ, one drawn from each."""
+    """Return the chance that two tokens differ, one drawn from each."""
     chances = np.outer(p, q)
     return float(chances.sum() - np.trace(chances))
 
@@ -42,7 +42,7 @@ DIVERGENCE = {"kl": kl, "tvd": l1, "matches": miss, "sampled": apart}
 
 
 def simplex(views: int, steps: int) -> np.ndarray:
-    """All vectors with step 1/steps that sum to 1, in lexicographic order."""
+    """Return all vectors with step 1/steps that sum to 1, in lexicographic order."""
     points = [c for c in itertools.product(range(steps + 1), repeat=views) if sum(c) == steps]
     return np.asarray(points, np.float64) / steps
 
@@ -128,7 +128,7 @@ def adaboost(constant: float = 1.0) -> Callable[..., np.ndarray]:
 
 
 class Reference:
-    """A request's history under one rule; `observe` takes a block's verified places."""
+    """Hold a request's history under one rule; `observe` takes a block's verified places."""
 
     def __init__(
         self,
