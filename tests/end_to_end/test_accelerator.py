@@ -1,4 +1,4 @@
-"""What eval/accelerator.py runs: a part in miniature, from start to a table on a page."""
+"""A part of what eval/accelerator.py runs works in miniature, from start to a table on a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training text models and measuring what they write together: all of it once, in small."""
+"""Training text models and measuring what they write together works once, in small."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data and two models trained on its halves, for two steps."""
+    """Return a folder with data and two models trained on its halves, for two steps."""
     path = tmp_path_factory.mktemp("gsm8k")
     write_lines(path / "data.jsonl", ROWS)
     long = ROWS[0] | {"question": "figs " * 2000}
@@ -42,7 +42,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def out(world: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of results of a small preset of these models."""
+    """Return the folder of results of a small preset of these models."""
     models = tuple(str(world / name / "hf") for name in ("one", "other"))
     pairing = Pairing(
         "one + other", models, "weighted", 0.0, (1, 1), sweep="lambda:0.2", chat_template=False
@@ -108,7 +108,9 @@ def test_the_script(out: Path) -> None:
 
 
 def test_a_pairing_that_is_stopped_keeps_its_answers(out: Path, calls: Calls) -> None:
-    """Stopped in the last call of an engine, the script repeats that call only."""
+    """A pairing that is stopped in the last call of an engine keeps its answers: the script repeats
+    that call only.
+    """
     straight, stopped = (out.with_name(name) for name in ("straight", "stopped"))
     measure(straight)
     calls.last, calls.count = calls.count, 0

@@ -1,4 +1,4 @@
-"""eval/exactness.py on tiny checkpoints, its records, and the tests that it rests on."""
+"""eval/exactness.py runs on tiny checkpoints; its records, and the tests it rests on, hold."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The shipped mini models: transformers loads them, speculation changes nothing, the demo's script
-runs.
+"""The shipped mini models load in transformers, change nothing by speculation, and run the demo's
+script.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def test_all_three_look_through_one_tower(
 
 @pytest.mark.full
 def test_captions_name_what_is_there(captioner: LoadedModel) -> None:
-    """Kind, colour, size and place of the things of a page, and its background, nearly always;
-    words often not.
+    """Captions name kind, colour, size and place of the things of a page, and its background,
+    nearly always; words often not.
     """
     samples = test_set("brush", 10)
     pages = [to_rgb(image) for sample in samples for image in sample.images]

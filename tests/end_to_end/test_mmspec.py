@@ -1,6 +1,4 @@
-"""MMSpec's script, with a target and with its recorded answers; and these for a set of one's
-own.
-"""
+"""MMSpec's script runs with a target and with its recorded answers, also for a user's own set."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ INST = (
 
 
 def blocks(path: Path, language: str, places: dict[str, str]) -> str:
-    """The card's code in one language, with the reader's own paths filled in."""
+    """Return the card's code in one language, with the reader's own paths filled in."""
     code = "".join(
         re.findall(rf"```{language}\n(.*?)```", (path / "README.md").read_text(), re.DOTALL)
     )
@@ -41,7 +41,7 @@ def blocks(path: Path, language: str, places: dict[str, str]) -> str:
 def answers(
     path: Path, capsys: pytest.CaptureFixture[str], **places: Path
 ) -> tuple[str, list[str]]:
-    """What the card's Python prints, and what each of its commands does."""
+    """Return what the card's Python prints, and what each of its commands does."""
     meant = {"path/to/this": str(path)} | {
         f"path/to/{name}": str(place) for name, place in places.items()
     }
@@ -63,8 +63,8 @@ def photo(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("photo")
 def test_the_mini_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a template of their own: the one that is used here is written along, and so is
-    BOS.
+    """Cards of the mini models, which have no template of their own, write along the template that
+    is used here, and BOS.
     """
     target, draft, head = (tmp_path / name for name in ("target", "draft", "head"))
     main(["export", str(ASSETS / "mini" / "target"), str(target)])
@@ -90,8 +90,8 @@ def test_a_template_that_writes_bos(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_base_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a template, and of a family that is not asked in Vicuna's form: the card gives it
-    bare text.
+    """The card of a base model, without a template and not asked in Vicuna's form, gives it bare
+    text.
     """
     config, _ = FAMILIES["opt"]()
     source = tiny.save(tmp_path / "source", config, tiny.random_params(config))

@@ -1,4 +1,4 @@
-"""eval/peers.py on tiny checkpoints, and what its table keeps of methods that fail."""
+"""eval/peers.py runs on tiny checkpoints, and its table keeps the methods that fail."""
 
 from __future__ import annotations
 

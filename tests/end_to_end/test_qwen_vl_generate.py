@@ -56,7 +56,9 @@ def images(counts: tuple[int, ...], seed: int) -> list[list[Any]]:
 
 @pytest.fixture(scope="module")
 def turns(target) -> list[tuple[list[Request], list[list[int]]]]:
-    """Both turns' requests, and what transformers answers: its prompts are written out by hand."""
+    """Return both turns' requests, and what transformers answers: its prompts are written out by
+    hand.
+    """
     made, loaded = target
     encode, encoder = loaded.tokenizer.encode, engine(loaded).encoder
     first, then = images(COUNTS, seed=0), images(NEXT, seed=1)
@@ -99,7 +101,9 @@ def check(decoder: Engine, turns: Any) -> list[Result]:
 
 
 def test_a_draft_with_the_same_tower(target, turns):
-    """All views of it in one batch."""
+    """A draft that looks through the target's tower writes transformers' answers, under all views
+    in one batch.
+    """
     loaded = target[1]
     params = noisy(loaded.params, 0.03)
     tower = {name: part for name, part in loaded.params["visual"].items() if "merger" not in name}
@@ -127,7 +131,9 @@ BUSY: dict[str, Any] = {
 
 @pytest.mark.parametrize("target", ["qwen2_5_vl"], indirect=True)
 def test_settings_of_the_models_file(target, turns, tmp_path):
-    """Qwen's own, and all that a file may have. Prompts count, with their image placeholders."""
+    """Settings of the model's file, Qwen's own and all that a file may have, give transformers'
+    answers. Prompts count, with their image placeholders.
+    """
     made, loaded = target
     params = noisy(loaded.params, 0.03)
     draft = replace(loaded, params={**params, "visual": loaded.params["visual"]})
@@ -149,7 +155,9 @@ def test_settings_of_the_models_file(target, turns, tmp_path):
 
 @pytest.mark.parametrize("target", ["qwen2_5_vl"], indirect=True)
 def test_a_draft_with_its_own_tower(target, turns, tmp_path):
-    """A smaller one, as transformers saves it."""
+    """A smaller draft with its own tower, as transformers saves it, writes transformers'
+    answers.
+    """
     full = {"qwen2_5_vl": "fullatt_block_indexes", "qwen3_vl": "deepstack_visual_indexes"}
     family = target[1].config.model_type
     made = qwen_vl.MODELS[family](

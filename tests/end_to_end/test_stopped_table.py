@@ -57,7 +57,7 @@ def measured(found: dict[str, Any]) -> list[Any]:
 
 
 def breaking(monkeypatch: pytest.MonkeyPatch, view: str, words: str, error: BaseException) -> None:
-    """Engines of the view raise the error at prompts that hold the words."""
+    """Make engines of the view raise the error at prompts that hold the words."""
     generate = Engine.generate
 
     def broken(self: Engine, requests: Any) -> Any:
@@ -116,7 +116,9 @@ def test_a_stopped_table_goes_on_and_ends_as_one_that_was_not(
 def test_a_table_that_is_stopped_in_its_first_part_keeps_its_answers(
     preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each engine's answers of each run; the same options are asked for."""
+    """A table that is stopped in its first part keeps each engine's answers of each run, and goes
+    on only with the same options.
+    """
     options = ("--sets", "one", "--turns", "1")
     straight = measure(tmp_path / "straight", *options)
     with monkeypatch.context() as patch:
@@ -147,7 +149,7 @@ def conversations(preset: EvalConfig, folder: Path) -> EvalConfig:
 def test_other_scripts_go_on_too(
     script: Any, preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
 ) -> None:
-    """Stopped in its last call of an engine, a script repeats that call and its preparations
+    """A script that is stopped in its last call of an engine repeats that call and its preparations
     only.
     """
     config = conversations(preset, tmp_path) if script is mmspec else preset

@@ -39,8 +39,8 @@ def target(request, tmp_path_factory) -> tuple[Any, LoadedModel]:
 
 @pytest.fixture(scope="module")
 def answers(target) -> list[tuple[Prompt, list[int]]]:
-    """Prompts of none, one, two and five images, and a second turn with another image: what
-    transformers answers.
+    """Return prompts of none, one, two and five images, and of a second turn with another image,
+    with transformers' answers.
     """
     model, ours = target
     encoder = Engine(ours).encoder
@@ -58,7 +58,7 @@ def answers(target) -> list[tuple[Prompt, list[int]]]:
 
 
 def decode(engine: Engine, answers: list[tuple[Prompt, list[int]]]) -> list[Any]:
-    """All prompts as one ragged batch; each must give what transformers gives."""
+    """Decode all prompts as one ragged batch, and check that each gives what transformers gives."""
     results = engine.generate([Request(prompt, NEW) for prompt, _ in answers])
     for result, (_, answer) in zip(results, answers, strict=True):
         assert list(result.tokens) == answer
@@ -66,7 +66,9 @@ def decode(engine: Engine, answers: list[tuple[Prompt, list[int]]]) -> list[Any]
 
 
 def test_a_draft_of_the_same_family(target, answers):
-    """It looks through the target's tower; view P is shown the base tile of each image alone."""
+    """A draft of the same family, which looks through the target's tower, writes transformers'
+    answers; view P is shown the base tile of each image alone.
+    """
     _, ours = target
     params = tiny.noisy(ours.params, 0.05) | {"vision_tower": ours.params["vision_tower"]}
     draft = replace(ours, params=params)
@@ -83,8 +85,8 @@ def test_a_draft_of_the_same_family(target, answers):
 
 
 def test_a_draft_that_reads_pages(target, answers):
-    """A LLaVA-1.5 of other width, with a tower of its own that sees one tile of each image: the
-    TABED paper's pair.
+    """A LLaVA-1.5 draft, of other width and with its own tower that sees one tile of each image, as
+    the TABED paper pairs it, writes transformers' answers.
     """
     _, ours = target
     if ours.config.model_type != "llava_next":
@@ -99,8 +101,8 @@ def test_a_draft_that_reads_pages(target, answers):
 
 
 def test_without_tiles(tmp_path):
-    """A LLaVA-NeXT read as transformers' LLaVA-1.5 reads its files, as the released TABED code
-    does.
+    """A LLaVA-NeXT without tiles gives the logits of transformers' LLaVA-1.5 reading its files, as
+    the released TABED code does.
     """
     model = tiles.llava_next()
     ours = tiles.load(tmp_path / "model", model).without_tiles()

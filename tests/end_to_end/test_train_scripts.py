@@ -1,4 +1,4 @@
-"""The mini models' tower and draft, two steps each, and the directories that they leave."""
+"""The mini models' tower and draft train for two steps each, and leave whole directories."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_each_stage_took_its_steps_once(runs: Path) -> None:
 
 
 def test_no_run_replaces_the_model_of_another(runs: Path, tmp_path: Path) -> None:
-    """The error comes before any training; a run may replace its own model."""
+    """A run refuses the path of another run's model before any training; it may replace its own."""
     made = runs / "draft" / "hf"
     before = (made / "config.json").stat()
     for train in (

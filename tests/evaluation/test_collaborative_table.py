@@ -1,4 +1,4 @@
-"""Options of a collaborative evaluation, and the papers' numbers in its table."""
+"""A collaborative evaluation takes its options, and its table shows the papers' numbers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def row_of(pairing: str, dataset: str, name: str) -> Record:
 
 
 def test_a_speed_up_has_an_interval_over_samples() -> None:
-    """Two samples, twice and four times as fast; the second wrote half as many tokens, as fast each."""
+    """A speed-up's interval is over samples: two that are twice and four times as fast give 2 to 4,
+    also if one wrote fewer tokens.
+    """
 
     def answer(tokens: int, ms: float) -> Any:
         return Result("", (1,) * tokens, None, prefill_ms=ms / 2, decode_ms=ms / 2, batch=1)
@@ -149,7 +151,9 @@ def test_every_number_is_of_a_pairing_and_a_method() -> None:
 
 
 def test_raw_speeds_give_the_printed_ratios() -> None:
-    """But for two places that the preset names."""
+    """The papers' raw speeds give the ratios that they print, except in two places that the preset
+    names.
+    """
     paper, _ = COS.published  # of the two forms in which questions are asked
     lines, bad = paper.numbers[1], set()
     for row, line in lines.items():

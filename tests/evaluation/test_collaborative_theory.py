@@ -1,4 +1,4 @@
-"""Formulas of collaborative decoding against a simulation of its turns, and against each other."""
+"""Formulas of collaborative decoding agree with a simulation of its turns, and with each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxspec.decoding.collaboration.combination import default_proposer, parse_c
 
 
 def simulated(alphas: list[float], gammas: list[int], first: int, tokens: int = 60_000) -> Calls:
-    """The turns one by one, with a queue of pending runs and a coin for each proposal."""
+    """Simulate the turns one by one, with a queue of pending runs and a coin for each proposal."""
     models, emitted, turn = len(alphas), 0, first
     scoring, proposing = np.zeros(models), np.zeros(models)
     queue: list[int] = []  # owners of the pending runs, oldest first

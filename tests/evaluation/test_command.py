@@ -1,4 +1,4 @@
-"""The command line of the evaluation scripts."""
+"""Evaluation scripts read their command line alike, and refuse wrong values in one line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_debug_shrinks_counts_alone() -> None:
 
 
 def test_results_have_a_folder_of_their_own() -> None:
-    """A trial's is never the run's, and by default no preset's is another's."""
+    """Results have a folder of their own: a trial's is never the run's, and by default no preset's
+    is another's.
+    """
 
     @dataclass(frozen=True)
     class Named(Options):
@@ -109,7 +111,9 @@ def test_rows_are_named_or_views() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_a_seed_has_32_bits(seed: int) -> None:
-    """Questions, tables, training and answers written for training all refuse a longer one."""
+    """Questions, tables, training and answers written for training all refuse a seed of more than
+    32 bits.
+    """
     for make in (
         lambda: parse(f"mini --seed {seed}"),
         lambda: parse_command(Options, "", ["gsm8k", "--seed", str(seed)], CollaborativeEvalConfig),
@@ -131,7 +135,9 @@ def test_own_sets() -> None:
 
 
 def test_what_is_missing_is_told_before_models_load(tmp_path: Path) -> None:
-    """The target is a configuration without weights: reading it would be another error."""
+    """What is missing is named before models load: the target here has no weights, so loading it
+    would be another error.
+    """
     target, data = tmp_path / "target", tmp_path / "mine.jsonl"
     target.mkdir()
     shutil.copy(Path(MINI.target) / "config.json", target)

@@ -1,5 +1,5 @@
-"""What compilers for TPUs and GPUs make of a block: it fits, keeps its caches in place, and moves
-no weight.
+"""A block that compilers for TPUs and GPUs make fits, keeps its caches in place, and moves no
+weight.
 
 Nothing is run. `make compiled` brings libtpu and the plugin for GPUs, which the other tests do
 without.
@@ -52,7 +52,7 @@ def compiled(preset: str, out: Path, *options: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def rows(preset: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """A block of views M and T, by the number of chips."""
+    """Compile a block of views M and T, and return its rows by the number of chips."""
     found = compiled(
         preset, tmp_path_factory.mktemp(preset), "--chips", *TPUS, "--programs", "chain"
     )
@@ -74,7 +74,7 @@ def test_a_block_fits_in_place(preset: str, rows: dict[int, dict[str, Any]], chi
 
 
 def test_a_tree_of_a_head_copies_no_weight(tmp_path: Path) -> None:
-    """It copies no scores of its nodes either, of which a level has ten."""
+    """A tree of a head copies no weight, and no scores of its nodes, of which a level has ten."""
     options = ("--chips", TPUS[0], "--programs", "msd", "--tree", "dynamic:10:30")
     (row,) = compiled("llava7b_68m", tmp_path, *options)
     assert row["width"] == 31
@@ -98,7 +98,9 @@ def test_gpus_gather_no_embeddings_and_no_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chip", ["v5e:1x1", "h100:1"])
 def test_int8_weights_are_cast_in_the_product(tmp_path: Path, chip: str) -> None:
-    """The loop holds no matrix in 16 bits, were it of one layer."""
+    """int8 weights are cast in the product: the loop holds no matrix in 16 bits, not even of one
+    layer.
+    """
     if chip.startswith("h100") and find_spec("jax_plugins") is None:
         pytest.skip("jax-cuda12-plugin is not installed")
     text = text_config(load_preset("latency", "llava7b_68m").target)
@@ -124,7 +126,9 @@ def test_a_long_prompt_lays_no_scores_in_memory(tmp_path: Path) -> None:
 
 
 def test_an_option_of_the_compiler_keeps_caches_in_place(tmp_path: Path) -> None:
-    """Without it XLA copies them into fast memory and writes them back whole."""
+    """An option of the compiler keeps caches in place, which XLA otherwise copies into fast memory
+    and writes back whole.
+    """
     options = ("--chips", "v5e:1x1", "--programs", "plain")
     (usual,) = compiled("llava7b_68m", tmp_path / "usual", *options)
     option = "xla_vf_vmem_max_outstanding_evictions=0"

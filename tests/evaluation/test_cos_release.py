@@ -1,4 +1,6 @@
-"""CoS's questions from a clone of its released code: a made-up clone with the same files."""
+"""CoS's questions are read from a clone of its released code, here a made-up one with the same
+files.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What is read of an optimised program's text: cycles, messages and copies of a turn of its
-loop.
-"""
+"""The text of an optimised program tells the cycles, messages and copies of a turn of its loop."""
 
 from __future__ import annotations
 
@@ -179,8 +177,8 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 
 
 def test_bytes_of_main_memory() -> None:
-    """Whole: a prefetched array, one that a fusion reads, a loop's on each turn. In part: a slice,
-    a row, an update.
+    """Bytes of main memory count a prefetched array, one that a fusion reads, and a loop's on each
+    turn as whole, and a slice, a row and an update in part.
     """
     whole, part, row = 64 * 4, 16 * 4, 8 * 4
     assert ProgramText(MOVING).block().moved.total() == whole + part + row + row + whole + 4 * whole

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of rows, and differences of two rows on the same samples."""
+"""Bootstrap gives intervals of rows, and differences of two rows on the same samples."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def bounds(cell: str) -> list[float]:
 
 
 def test_the_interval_of_a_mean_is_that_of_theory() -> None:
-    """Two sets of 400 answers, of standard deviations 1 and 2: 1.96 times the root of their
-    variances, halved.
+    """The interval of a mean of two sets of 400 answers, of standard deviations 1 and 2, is that of
+    theory: 1.96 times the root of their variances, halved.
     """
     rng = np.random.default_rng(1)
     answers = [
@@ -40,8 +40,8 @@ def test_the_interval_of_a_mean_is_that_of_theory() -> None:
 
 
 def test_a_difference_is_of_the_same_samples() -> None:
-    """Answers differ much from each other, and each row is 0.1 above the other on each: that is
-    certain.
+    """A difference is certain where answers differ much from each other, but one row is 0.1 above
+    the other on each.
     """
     spread = np.random.default_rng(0).uniform(1, 6, 50)
     rows = [

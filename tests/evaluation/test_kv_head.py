@@ -1,4 +1,4 @@
-"""AASD's Table 1: its rows from the command line, and its cells."""
+"""AASD's Table 1 has its rows from the command line, and its cells from the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts from shapes, forced acceptance, and the sweep over a tiny pair."""
+"""Counts follow from shapes, acceptance can be forced, and the sweep runs over a tiny pair."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def config() -> LlavaConfig:
 
 
 def test_work_is_what_xla_counts() -> None:
-    """Products of matrices are nearly all that a pass of some width does."""
+    """The work that is counted for a pass, nearly all of it products of matrices, is what XLA
+    counts.
+    """
     text = replace(
         config().text_config,
         vocab_size=512,
@@ -71,8 +73,8 @@ def test_a_pattern_has_its_block_efficiency(tau: float, gamma: int) -> None:
 
 
 def test_operations_are_those_that_the_paper_prints() -> None:
-    """TABED, Table 14: 66.08 GFLOPs of the 7B, which are five tokens'; 0.09 of the 68M, and 0.17
-    with two views.
+    """Operations are those that TABED's Table 14 prints: 66.08 GFLOPs of the 7B, which are five
+    tokens'; 0.09 of the 68M, and 0.17 with two views.
     """
     preset: LatencyConfig = load_preset("latency", "llava7b_68m")
     rows = count_flops(preset)
@@ -133,7 +135,9 @@ def test_the_sweep_over_a_tiny_pair() -> None:
 
 
 def test_stages_are_stacked_by_images(tmp_path: Path) -> None:
-    """TABED's Figure 9: bars of tower, prefill and decoding, which end at their sum."""
+    """Stages are stacked by images as in TABED's Figure 9: bars of tower, prefill and decoding,
+    which end at their sum.
+    """
     pytest.importorskip("matplotlib")
     times = {"target_tower_ms": 10.0, "target_prefill_ms": 40.0, "target_decoding_ms": 950.0}
     rows = [{"kind": "images", "images": n, "answer": 128} | times for n in (1, 2, 5)]

@@ -1,4 +1,4 @@
-"""Acceptance metrics against counts made by hand, and Eq. (1) against the papers' own numbers."""
+"""Acceptance metrics equal counts made by hand, and Eq. (1) gives the papers' own numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MMSpec's files in and out."""
+"""MMSpec's prompts are read from its files, and answers to them are summed up or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures and the HTML page, drawn from made-up records."""
+"""Figures and the HTML page are drawn from made-up records."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The pages docs/tables-NAME.md are of every table and figure of the papers, and their commands are
-such as there are.
+"""The pages docs/tables-NAME.md have every table and figure of the papers, and their commands
+exist.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def test_every_table_and_figure_has_one_line(paper: str) -> None:
 
 
 def test_every_command_writes_to_a_place_of_its_own() -> None:
-    """One after the other they all run: where results of other options lie, a command is
-    refused.
+    """Every command writes to a place of its own, so that all run one after the other: where
+    results of other options lie, a command is refused.
     """
     places: dict[tuple[str, str], str] = {}
     for command in commands():

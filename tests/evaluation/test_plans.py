@@ -1,4 +1,6 @@
-"""The table of `auto` beside each of its plans: what is hindsight, and what is a share of it."""
+"""The table of `auto` and each of its plans says what is hindsight, and what share of it `auto`
+reaches.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracy, ROUGE-L and METEOR of answers, and whether programs pass their tests."""
+"""Answers are scored by accuracy, ROUGE-L and METEOR, and by whether programs pass their tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_accuracy(accepted: tuple[str, ...], answer: str, right: bool) -> None:
 
 
 def test_rouge_is_the_longest_common_subsequence() -> None:
-    """By hand: 'the cat sat' and 'the cats slept', stems in common: the, cat; P = R = 2/3."""
+    """ROUGE-L is the longest common subsequence: of 'the cat sat' and 'the cats slept' the stems
+    the, cat; P = R = 2/3.
+    """
     assert rouge_l(["the cat sat"], "the cats slept") == pytest.approx(2 / 3)
     assert rouge_l(["a dog", "the cat sat"], "the cat sat") == 1.0
 
@@ -69,8 +71,8 @@ def test_chosen_letters(written: str, letter: str | None) -> None:
 
 
 def test_questions_of_choice_and_worked_examples(tmp_path: Path) -> None:
-    """MMLU asked with its examples: a letter or the option's words count, and what a model asks
-    next is not read.
+    """Questions of choice, asked with examples, count a letter or the option's words, and ignore
+    what a model asks next.
     """
     row = {"question": "2 is", "subject": "algebra", "choices": ["odd", "even"], "answer": 1}
     rows = tmp_path / "rows.jsonl"

@@ -1,5 +1,5 @@
-"""Drafts against recorded answers: exact passes, folds that share nothing, and the published
-counts.
+"""Drafts replayed against recorded answers need the exact passes, share nothing across folds, and
+give the published counts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ from jaxspec_demo import ASSETS
 def test_the_replay_drafts_as_the_source_does(
     tokens: Sequence[int], drafted: Sequence[int]
 ) -> None:
-    """A chain's tokens match earlier drafts, and a tree's nodes only what was verified."""
+    """In the replay, as in the source, a chain's tokens match earlier drafts, and a tree's nodes
+    only what was verified.
+    """
     source, prompt = LookupSource(10, alone=True), jnp.asarray([tokens[:-1]])
     rows = PromptRows(prompt, jnp.asarray([prompt.shape[1]]), in_order(prompt == IMAGE))
     cache: Any = None
@@ -87,8 +89,8 @@ def dense(distribution: Distribution) -> np.ndarray:
 
 
 def test_a_block_ends_at_the_first_wrong_draft() -> None:
-    """From [1 2 3 4] the answer 1 2 3 9 1 2 3 4: [2 3 x] gives 9, which was never written, so the
-    commonest token 1 is drafted behind it.
+    """A block ends at the first wrong draft: from [1 2 3 4] the answer 1 2 3 9 1 2 3 4 takes two
+    passes. [2 3 x] gives 9, which was never written, so the commonest token 1 is drafted behind it.
     """
     turn = Turn([1, 2, 3, 4, 7], [1, 2, 3, 9, 1, 2, 3, 4], exact=True)
     assert chain_passes(turn) == 2  # 1 | 2 3 9 | 1 2 3 4
@@ -101,7 +103,9 @@ def chain_passes(turn: Turn) -> int:
 
 
 def test_a_tree_of_levels_is_jaxspecs_dynamic_tree() -> None:
-    """After 1 the text has 2 and, earlier, 4: a chain drafts 2, and a tree both."""
+    """A tree of levels drafts as jaxspec's dynamic tree: after 1 the text has 2 and, earlier, 4, so
+    a chain drafts 2, and a tree both.
+    """
     turn = Turn([1, 4, 5, 1, 2, 3], [1, 4, 5], exact=True)
     conversation = Conversation("a", "x", (turn,), 0)
     assert mixture_passes([Lookup(in_tree=False)], conversation, 0, 2) == 2
@@ -124,7 +128,9 @@ def test_a_table_never_learns_from_its_own_fold() -> None:
 
 
 def test_answers_to_similar_prompts_count_more_and_never_those_of_the_own_fold() -> None:
-    """Most answers say 3 after 2; the one to the same question, with the rare token 9, says 7."""
+    """Answers to similar prompts count more than others, and answers of the own fold never: most
+    say 3 after 2; the one to the same question, with the rare token 9, says 7.
+    """
     asked = [("a", 0, [9, 2], [4, 4]), ("own", 0, [9, 2], [5, 5]), ("near", 1, [9, 2], [7, 7])]
     asked += [(f"far{i}", 1, [8, 2], [3, 3]) for i in range(3)]
     talks = [
@@ -141,8 +147,8 @@ def test_answers_to_similar_prompts_count_more_and_never_those_of_the_own_fold()
 
 
 def test_a_tree_holds_the_second_likeliest_token_too() -> None:
-    """The table saw 3 twice after the prompt and 7 once: a chain drafts 3, a tree of three nodes
-    both.
+    """A tree holds the second likeliest token too: the table saw 3 twice after the prompt and 7
+    once, so a chain drafts 3, and a tree of three nodes both.
     """
     conversations = [
         talk("a", 0, [2, 7, 8]),
@@ -164,7 +170,7 @@ def test_intervals_hold_the_ratio_of_sums() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three prompts, two with one image, in files as MMSpec's."""
+    """Return a folder with three prompts, two with one image, in files as MMSpec's."""
     said = {"m_1": ["A red page."], "m_2": ["A red page.", "It is red."], "m_3": ["Two."]}
     (tmp_path / "images").mkdir()
     for name, colour in (("a", "red"), ("b", "blue")):

@@ -1,5 +1,5 @@
-"""Tables in the terminal, all of them however narrow it is; and results, of which a run replaces
-all or none.
+"""Tables show all their columns in a terminal however narrow it is, and a run replaces all results
+or none.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_a_stopped_run_goes_on_behind_its_whole_groups(
 
 
 def test_times_of_two_processors_stay_apart(tmp_path: Path) -> None:
-    """Counts go on anywhere."""
+    """Times of two processors stay apart, but counts go on anywhere."""
     run = Run("tiny", {}, tmp_path / "out")
     run.add([{"dataset": "a", "turn": 1, "row": "M"}])
     run.write(Table("A title", ["set"], []))
@@ -137,7 +137,9 @@ INPUTS = {
 def test_a_stopped_run_does_not_go_on_with_other_models_or_data(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The names stay the same, as after `export --overwrite draft`."""
+    """A stopped run does not go on with other models or data under the same names, as after `export
+    --overwrite draft`.
+    """
     monkeypatch.chdir(tmp_path)
     for name in ("draft", "other", "photos"):
         Path(name).mkdir()

@@ -1,4 +1,4 @@
-"""What tables say of their rows."""
+"""Tables say of their rows what was measured, and show the papers' numbers next to them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def table(config: EvalConfig) -> Table:
 
 
 def test_the_rules_are_of_the_paper_s_kinds_in_the_released_code_s_form() -> None:
-    """Its scripts run MT* and MTCP* alike with a grid, with inverse KL and with inverse L1."""
+    """The learned rules are of the paper's kinds in the form of its released code, which runs MT*
+    and MTCP* alike with a grid, with inverse KL and with inverse L1.
+    """
     assert PRESETS["mt-release"] == Grid(measure="matches_kl")
     assert PRESETS["mtcp-release"] == InverseErrorPower(measure="kl")
     learned = {
@@ -52,8 +54,8 @@ def test_the_rules_are_of_the_paper_s_kinds_in_the_released_code_s_form() -> Non
 
 
 def presets() -> Iterator[tuple[str, EvalConfig]]:
-    """Every preset that shows a paper's numbers, as it is and with the options that show others;
-    not AASD's, whose numbers stand in the table of `eval.kv_head`.
+    """Yield every preset that shows a paper's numbers, as it is and with the options that show
+    others; not AASD's, whose numbers stand in the table of `eval.kv_head`.
     """
     options: dict[str, tuple[dict[str, Any], ...]] = {
         "llava15": ({"gamma": 3}, {"gamma": 7}),
@@ -92,8 +94,7 @@ PRESETS_OF_PAPERS = dict(presets())
 
 @pytest.mark.parametrize("config", PRESETS_OF_PAPERS.values(), ids=PRESETS_OF_PAPERS)
 def test_the_paper_s_own_numbers_give_the_paper_s_lines(config: EvalConfig) -> None:
-    """Measure what the paper measured of every set: the line above the paper's is the same,
-    averages too.
+    """Measuring what the paper measured of every set gives the paper's line, averages too.
 
     Averages are the paper's to half of its last digit. Where theirs is a half of that digit, it may
     be rounded either way: TABED makes 1.175 to 1.18, and IbED to 1.17.
@@ -365,7 +366,9 @@ def test_second_turns_are_the_mean_over_what_follows() -> None:
 
 
 def test_a_table_of_speed_has_decoding_and_whole_calls() -> None:
-    """As means over sets; results of before whole calls were timed show a dash."""
+    """A table of speed has decoding and whole calls, as means over sets; results of before whole
+    calls were timed show a dash.
+    """
     config = replace(LLAVA15, turns=(1,), averages={})
     speeds = {"speedup_measured": 2.0, "speedup_predicted_with_verify": 2.1, "speedup_call": 1.25}
     for lost, cells in (set(), ["2.00", "1.25", "2.10"]), ({"speedup_call"}, ["2.00", "-", "2.10"]):
