@@ -1,4 +1,4 @@
-"""Runs commands of README and docs against the twins, one after the other, each as its page has it,
+"""Run commands of README and docs against the twins, one after the other, each as its page has it,
 with --debug.
 
 python -m tests.hub                       # all that are about models of the hub: an hour or more

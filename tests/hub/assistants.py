@@ -1,4 +1,4 @@
-"""Gemma 4's assistants on the hub; see `tests.hub.table`."""
+"""Twins stand in for Gemma 4's assistants on the hub; see `tests.hub.table`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""DFlash and DSpark heads on the hub, in each of their three layouts; see `tests.hub.table`."""
+"""Twins stand in for the hub's DFlash and DSpark heads, in each of their three layouts; see
+`tests.hub.table`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ MIXED = (SLIDING, FULL)
 
 @dataclass(frozen=True)
 class BlockTwin:
-    """What the repository of such a head holds."""
+    """Describe what the repository of a DFlash or DSpark head holds."""
 
     target: str
     source: str

@@ -1,4 +1,4 @@
-"""A Hugging Face cache of twins: `HF_HOME/hub/models--owner--name/{blobs,refs,snapshots}`."""
+"""Build a Hugging Face cache of twins: `HF_HOME/hub/models--owner--name/{blobs,refs,snapshots}`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""config.json, the image processor's file and the chat templates of each family, with the entries
-of their age.
+"""Each family has a config.json, the image processor's file and the chat templates, with the
+entries of their age.
 
 `files/FAMILY.json` has the files by name. Widths, depths and CLIP's images are small; the patches,
 the layers that features are taken from and the names of entries are the originals'. What depends on

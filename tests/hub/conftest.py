@@ -1,5 +1,5 @@
-"""The hub of twins: tests of this folder find every named model in a cache of their own,
-offline.
+"""Tests of this folder find every named model in a cache of their own, offline: the hub of
+twins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.hub.build import build_hub
 
 @pytest.fixture(scope="session")
 def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder `hub` of an HF_HOME in which every id has a snapshot; workers share one."""
+    """Return the folder `hub` of an HF_HOME in which every id has a snapshot; workers share one."""
     home = tmp_path_factory.mktemp("hf_home")
     workers = home.parents[1] if "PYTEST_XDIST_WORKER" in os.environ else home.parent
     shared, folder = workers / "twins", home / "hub"
@@ -33,8 +33,8 @@ def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def cached_at(cache: Path) -> Iterator[None]:
-    """A hub's cache at this folder `hub` and HF_HUB_OFFLINE=1, in this process and those that it
-    starts.
+    """Put a hub's cache at this folder `hub` and set HF_HUB_OFFLINE=1, in this process and those
+    that it starts.
     """
     from huggingface_hub import constants
 
@@ -49,7 +49,7 @@ def cached_at(cache: Path) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def offline_hub(hub_cache: Path) -> Iterator[Path]:
-    """HF_HOME at the twins, and no network."""
+    """Point HF_HOME at the twins, and leave no network."""
     with cached_at(hub_cache):
         yield hub_cache
 

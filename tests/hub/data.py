@@ -1,5 +1,5 @@
-"""Every data set that is read from the hub, as its repository holds it, with three rows or so in
-each file.
+"""Twins stand in for every data set that is read from the hub, as its repository holds it, with
+three rows or so in each file.
 
 A twin has the configurations, splits, files and columns of its original, and images as `datasets`
 stores them. What no public material showed is marked `UNSEEN`, and is as the other sets of its
@@ -30,7 +30,7 @@ LETTERS = tuple(f"image_{i}" for i in range(12))
 
 @dataclass(frozen=True)
 class Part:
-    """A configuration's split."""
+    """Describe a configuration's split."""
 
     columns: str
     """Names, with `:image`, `:texts`, `:int`, `:talk` or `:votes` behind what is no text."""
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True)
 class DataTwin:
-    """What one repository holds."""
+    """Describe what one repository holds."""
 
     source: str
     """Where its files and columns were seen."""

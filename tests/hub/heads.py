@@ -1,4 +1,4 @@
-"""All heads on the hub, and one of each layout."""
+"""List all heads on the hub, and one of each layout."""
 
 from __future__ import annotations
 

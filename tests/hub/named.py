@@ -1,4 +1,4 @@
-"""Which ids of models and of data sets presets, README and docs name."""
+"""Find which ids of models and of data sets presets, README and docs name."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _code() -> str:
 
 
 def _is_path(name: str) -> bool:
-    """Whether a text of an id's form is a file or folder: of this repository, of its package, or of
-    a reader's own.
+    """Return whether a text of an id's form is a file or folder: of this repository, of its
+    package, or of a reader's own.
     """
     first = name.split("/")[0]
     return first in _PLACES or any(

@@ -1,5 +1,5 @@
-"""LLaVA-1.5 in its own format, and the CLIP that it names: the weights of the hub's converted twin,
-under the names, in the files and with the entries that the originals have.
+"""Write LLaVA-1.5 in its own format, and the CLIP that it names: the weights of the hub's converted
+twin, under the names, in the files and with the entries that the originals have.
 """
 
 from __future__ import annotations

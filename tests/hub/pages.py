@@ -1,5 +1,5 @@
-"""Every command of README and docs: what its script's own parser says of it, and how it is run
-against the twins.
+"""Find every command of README and docs, ask its script's own parser about it, and run it against
+the twins.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _END = re.compile(r"\" &&| && | \|\| |;|&&|\)\"|' *$|\" *$|$")
 
 
 class Command(NamedTuple):
-    """A command as a page has it, on one line."""
+    """Hold a command as a page has it, on one line."""
 
     page: str
     text: str
@@ -48,7 +48,9 @@ class Command(NamedTuple):
 
     @property
     def script(self) -> str:
-        """Name of the script, as `train.recipe`, or of the subcommand, as `jaxspec generate`."""
+        """Return the name of the script, as `train.recipe`, or of the subcommand, as `jaxspec
+        generate`.
+        """
         words = self.words
         return words[2] if words[0] == "python" else " ".join(words[:2])
 

@@ -1,4 +1,4 @@
-"""Quantised files, written number by number as the formats define them, with the numbers that they
+"""Write quantised files, number by number as the formats define them, with the numbers that they
 stand for.
 
 Nothing here is shared with the reader: integers, scales and zero points are drawn first, and the
@@ -75,7 +75,7 @@ def quantised(tensors: Tensors, entry: dict[str, Any], seed: int = 0) -> tuple[T
 
 
 def _packed(out: int, ins: int, entry: dict[str, Any], rng: np.random.Generator) -> Any:
-    """AWQ and GPTQ."""
+    """Return AWQ's or GPTQ's tensors of a matrix, and the numbers that they stand for."""
     bits, awq = entry["bits"], entry["quant_method"] == "awq"
     size = ins if entry["group_size"] == -1 else entry["group_size"]
     each, groups = 32 // bits, -(-ins // size)
@@ -128,7 +128,9 @@ def _fp8(out: int, ins: int, entry: dict[str, Any], rng: np.random.Generator) ->
 
 
 def _nf4(out: int, ins: int, entry: dict[str, Any], rng: np.random.Generator) -> Any:
-    """Blocks of 64 numbers in the order of the file; scales nested in blocks of 256."""
+    """Return a matrix's NF4 tensors, and the numbers that they stand for: blocks of 64 numbers in
+    the order of the file; scales nested in blocks of 256.
+    """
     kinds = np.asarray(NF4_NUMBERS, np.float32)
     places, blocks = rng.integers(0, 16, out * ins), -(-out * ins // 64)
     state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16"}

@@ -1,5 +1,5 @@
-"""Every model id that presets, README and docs name, what its repository on the hub holds, and
-where that was seen.
+"""Every model id that presets, README and docs name is in this table, with what its repository on
+the hub holds, and where that was seen.
 
 A twin has the file names, key names, shards, tokeniser form, configuration entries and dtype of its
 original. Sizes are small and weights random. What no public material showed is marked `UNSEEN`:
@@ -64,7 +64,7 @@ QWEN = {
 
 @dataclass(frozen=True)
 class Twin:
-    """What one repository holds."""
+    """Describe what one repository holds."""
 
     family: str
     """A file of `tests/hub/files`."""
@@ -142,7 +142,9 @@ def _qwen(source: str, family: str = "qwen2", **changes: Any) -> Twin:
 
 
 def _gemma3(source: str, family: str = "gemma3_text", **changes: Any) -> Twin:
-    """The generation settings are those that scripts write back into Gemma 3's; no file seen."""
+    """Return a twin with the generation settings that scripts write back into Gemma 3's; no file
+    seen.
+    """
     generation = {
         **{"bos_token_id": 2, "cache_implementation": "hybrid", "do_sample": True},
         **{"eos_token_id": ["<eos>", "<end_of_turn>"], "pad_token_id": 0},
@@ -152,8 +154,8 @@ def _gemma3(source: str, family: str = "gemma3_text", **changes: Any) -> Twin:
 
 
 def _gemma4(family: str, entries: str, **changes: Any) -> Twin:
-    """The generation settings are as copies quote them, which have 50 as a third EOS, and later
-    ones the ends of image and audio as suppress_tokens; the words here have neither.
+    """Return a twin with the generation settings that copies quote, which have 50 as a third EOS,
+    and later ones the ends of image and audio as suppress_tokens; the words here have neither.
     """
     generation = {
         **{"bos_token_id": 2, "do_sample": True, "eos_token_id": ["<eos>", "<turn|>"]},
@@ -166,7 +168,7 @@ def _gemma4(family: str, entries: str, **changes: Any) -> Twin:
 
 @dataclass(frozen=True)
 class HeadTwin:
-    """What the repository of an EAGLE head holds."""
+    """Describe what the repository of an EAGLE head holds."""
 
     target: str
     source: str
@@ -188,7 +190,7 @@ class HeadTwin:
 
 
 def _vispec(target: str, name: str, **changes: Any) -> HeadTwin:
-    """A ViSpec head; the rule of its kind is known without an id."""
+    """Return a ViSpec head; the rule of its kind is known without an id."""
     made = {"dtype": "float16", "feature": "eagle1", "rule": "compressed"} | changes
     return HeadTwin(target, f"{UNSEEN}; {VISPEC.format(name)}", **made)
 
@@ -207,7 +209,7 @@ def _specjax(target: str) -> HeadTwin:
 
 
 def _msd(target: str, name: str) -> HeadTwin:
-    """An MSD head of a LLaVA."""
+    """Return an MSD head of a LLaVA."""
     source = f"{UNSEEN}; {MSD.format(name)}"
     known = {"feature": "eagle1", "rule": "unfused", "padding": 4}
     return HeadTwin(target, source, "float16", bin=True, **known)

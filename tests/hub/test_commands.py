@@ -108,7 +108,7 @@ def test_the_list_is_whole() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, offline_hub: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A reader's working directory."""
+    """Make a reader's working directory, and change to it."""
     lay_out(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -132,13 +132,15 @@ def test_it_runs_to_its_end(text: str, folder: Path, capsys: pytest.CaptureFixtu
 
 
 def left_in(runs: Path) -> set[Path]:
-    """The files that runs, not trials, have left."""
+    """Return the files that runs, not trials, have left."""
     return {path for path in runs.rglob("*") if "debug" not in path.parts}
 
 
 @pytest.mark.full
 def test_a_draft_for_a_real_target_is_prepared_trained_and_measured(folder: Path) -> None:
-    """The commands of docs/training.md, `With a real target`, one after the other, each a trial."""
+    """A draft for a real target is prepared, trained and measured by the commands of
+    docs/training.md, `With a real target`, each as a trial.
+    """
     runs = folder / "runs"
     for command in CHAIN:
         before = left_in(runs)
@@ -180,7 +182,9 @@ def test_a_documented_command_makes_each_data_set_of_a_recipe(name: str) -> None
 
 @pytest.mark.full
 def test_sets_of_the_hub_are_prepared_as_documented(folder: Path) -> None:
-    """Images with what is said of them, and AASD's three texts."""
+    """Sets of the hub are prepared as documented: images with what is said of them, and AASD's
+    three texts.
+    """
     names = make_sets(folder, "onevision_68m", "kv_llava15_7b_answers")
     assert [len(Prepared(Path("runs/data") / name)) for name in names] == [4] * len(names)
     turns = {

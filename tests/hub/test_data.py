@@ -77,7 +77,7 @@ def test_what_a_set_has_not_is_told(place: str, reason: str) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """A cache that holds POPE alone, in three files."""
+    """Return a cache that holds only POPE, in three files."""
     build.add(
         tmp_path, "lmms-lab/POPE", lambda folder: write(folder, DATA["lmms-lab/POPE"]), "datasets"
     )

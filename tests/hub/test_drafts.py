@@ -1,4 +1,6 @@
-"""The list of published drafts: its commands parse, and the twins of its drafts change no answer."""
+"""Each published draft that is listed has commands that parse, and a twin that changes no
+answer.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from tests.hub.table import ALIKE, TWINS, HeadTwin
 
 
 def test_each_listed_draft_has_a_twin_for_its_target() -> None:
-    """A target that no page names has the twin of one that differs in sizes."""
+    """Each listed draft has a twin for its target; a target that no page names has the twin of one
+    that differs in sizes.
+    """
     targets = {draft.id: ALIKE.get(draft.target, draft.target) for draft in PUBLISHED}
     heads = {name: twin_of(name).target for name in targets if name not in TWINS}
     assert targets == targets | heads
@@ -40,7 +44,7 @@ def test_each_listed_draft_has_a_twin_for_its_target() -> None:
 
 @pytest.mark.parametrize("name", [draft.id for draft in PUBLISHED if draft.id not in TWINS])
 def test_each_listed_head_is_read_as_it_was_made(name: str) -> None:
-    """Its config.json has the entries of its publisher's."""
+    """Each listed head is read as it was made, from a config.json with its publisher's entries."""
     twin, made = twin_of(name), {}
     if isinstance(twin, HeadTwin):
         made = {"images": twin.rule} | twin.fields
@@ -75,7 +79,9 @@ def plain_answer(target: str) -> Sequence[int]:
 def test_auto_takes_the_first_listed_draft_of_the_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A cache that has only the config.json of a draft counts as none."""
+    """`auto` takes the first listed draft in the cache; one with only its config.json there counts
+    as none.
+    """
     assert model_name(cached_draft("Qwen/Qwen3-8B")) == "z-lab/Qwen3-8B-DFlash-b16"
     line = "draft 'auto': none of z-lab/Qwen3-8B-DFlash-b16, .* is in the hub's cache; fetch one"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))

@@ -47,7 +47,9 @@ def test_it_loads_offline_with_its_words_and_stop_tokens(name: str) -> None:
 
 
 def test_a_text_model_lacks_the_image_token_of_its_tokeniser() -> None:
-    """Gemma 3's small models have as many embeddings as their tokeniser has other tokens."""
+    """A text model whose tokeniser has an image token that the model lacks, as Gemma 3's small
+    ones, refuses that token in one line.
+    """
     engine = Engine(load_twin("google/gemma-3-1b-it"))
     batcher = engine.batcher
     batcher.read([Request("A <image_soft_token>", 4)])  # of a user, whose text is text
@@ -64,7 +66,9 @@ def layouts_of(kind: type) -> list[str]:
 def test_public_heads_draft_for_their_targets(
     name: str, tmp_path: Path, said: Callable[..., str]
 ) -> None:
-    """Their rules for images are known, and an export's config.json names them."""
+    """Public heads draft for their targets: their rules for images are known, and an export's
+    config.json names them.
+    """
     twin, kind = HEADS[name], {"fused": "EAGLE-3 head", "eagle1": "EAGLE-1 head"}
     assert isinstance(twin, HeadTwin)
     facts = json.loads(said("inspect", name, "--json"))
@@ -113,7 +117,7 @@ def test_public_heads_draft_blocks_for_their_targets(
 def test_an_assistant_drafts_for_its_target(
     name: str, tmp_path: Path, said: Callable[..., str]
 ) -> None:
-    """The kind of draft is found in config.json."""
+    """An assistant drafts for its target; config.json says which kind of draft it is."""
     twin, copy = HEADS[name], tmp_path / "copy"
     assert "Gemma 4 assistant" in said("inspect", name)
     assert "speed-up at 2" in said("plan", twin.target, "--draft", name, "--chips", "h100")
@@ -136,8 +140,8 @@ def test_a_plan_of_a_text_draft_that_is_shown_images_is_one_line(
 
 
 def pairs() -> Iterator[Any]:
-    """Every target and draft, models that write together, and target and start of training, of the
-    presets.
+    """Yield every target and draft, models that write together, and target and start of training,
+    of the presets.
     """
     for module in pkgutil.walk_packages(configs.__path__, "configs."):
         config = getattr(importlib.import_module(module.name), "config", None)

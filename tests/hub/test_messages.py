@@ -40,7 +40,7 @@ def text(words: str) -> dict[str, str]:
 
 
 def conversation(parts: bool) -> list[dict[str, Any]]:
-    """A system prompt, and three questions with images around their texts."""
+    """Return a system prompt, and three questions with images around their texts."""
     pages = [{"type": "image", "image": tiles.page(*size)} for size in SIZES]
     said: list[Any] = [
         [text("Be brief.")],
@@ -57,7 +57,7 @@ def conversation(parts: bool) -> list[dict[str, Any]]:
 
 
 def shown(model: LoadedModel, prompt: Any) -> list[int]:
-    """Ids with an image's token in each of its slots."""
+    """Return ids with an image's token in each of its slots."""
     reader, images = model.images, prompt.images
     slots = [reader.slots(np.shape(x)[:2], None, len(images)) for x in images] if reader else []
     return rewrite(
@@ -66,7 +66,7 @@ def shown(model: LoadedModel, prompt: Any) -> list[int]:
 
 
 def processor(name: str) -> Any:
-    """transformers' processor of a twin, without a video's, which would need torchvision."""
+    """Return transformers' processor of a twin, without a video's, which would need torchvision."""
     import transformers
 
     model, file = load_twin(name), locate(name) / "processor_config.json"
@@ -94,7 +94,7 @@ def test_messages_with_images_are_those_of_transformers(name: str, turns: int) -
 @pytest.mark.parametrize("name", [*TEXTS, *READERS[3:]])
 @pytest.mark.parametrize("turns", [2, 6])
 def test_messages_of_text_are_those_of_transformers(name: str, turns: int) -> None:
-    """Contents as texts, and as lists of one part."""
+    """Messages of text, with contents as texts or as lists of one part, have transformers' ids."""
     model, messages = load_twin(name), conversation(False)[:turns]
     theirs = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     encoder = prompt_encoder(model)

@@ -43,7 +43,7 @@ def model(cache: Path, offline_hub: Path) -> LoadedModel:
 
 
 def unpadded(params: Any, words: int) -> Any:
-    """The parameters without rows behind the tokeniser's words."""
+    """Return the parameters without rows behind the tokeniser's words."""
 
     def cut(path: Any, leaf: Any) -> Any:
         vocabulary = len(path) > 1 and path[-2].key in ("embed_tokens", "lm_head")
@@ -67,7 +67,9 @@ def test_it_is_the_converted_model(model: LoadedModel) -> None:
 
 
 def test_a_text_is_read_in_parts_as_llava_does(model: LoadedModel) -> None:
-    """What precedes and what follows an image are texts of their own, each with a first space."""
+    """A text is read in parts as LLaVA does: what precedes and what follows an image are texts of
+    their own, each with a first space.
+    """
     before, after = "USER: ", "\nWhat is it? ASSISTANT:"
     llama = load_tokenizer(fetch_checkpoint(LLAVA))
     parts = [llama(part).input_ids for part in (before, after)]
@@ -76,7 +78,9 @@ def test_a_text_is_read_in_parts_as_llava_does(model: LoadedModel) -> None:
 
 
 def test_images_are_padded_to_a_square_in_the_mean_colour(model: LoadedModel) -> None:
-    """As LLaVA's own code does, and not cropped as the converted models do."""
+    """Images are padded to a square in the mean colour, as LLaVA's own code does, and not cropped
+    as the converted models do.
+    """
     rng = np.random.default_rng(0)
     image = Image.fromarray(rng.integers(0, 255, (90, 140, 3), np.uint8))
     square = Image.new("RGB", (140, 140), (122, 116, 104))
@@ -103,7 +107,7 @@ def test_a_plan_reads_no_weights(
 def test_the_next_version_has_tiles_and_its_own_tower(
     tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
-    """LLaVA-1.6: its files hold the tower, under a longer name."""
+    """LLaVA-1.6 in its own format has tiles, and its files hold the tower, under a longer name."""
     converted = fetch_checkpoint("llava-hf/llava-v1.6-vicuna-7b-hf")
     path, out = tmp_path / "original", tmp_path / "out"
     path.mkdir()
@@ -152,7 +156,9 @@ def test_it_may_be_the_working_directory(
 
 
 def test_a_vocabulary_with_spare_rows_keeps_them(tmp_path: Path) -> None:
-    """More than the tokeniser's words and the two new ones, padded to a multiple of 64."""
+    """A vocabulary with more rows than the tokeniser's words and the two new ones keeps them,
+    padded to a multiple of 64.
+    """
     (path := tmp_path / "original").mkdir()
     write_llava(path, fetch_checkpoint(CONVERTED), spare=200)
     original_llava.convert(path, fetch_checkpoint(CLIP), tmp_path / "out")

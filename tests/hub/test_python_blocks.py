@@ -59,7 +59,9 @@ def test_the_notebook_runs_from_top_to_bottom(
 
 @pytest.mark.parametrize("page", PROGRAMS)
 def test_no_loop_of_a_page_takes_a_name_that_is_used_after_it(page: str) -> None:
-    """Or a reader who takes a line scores another answer than the page means."""
+    """No loop of a page takes a name that is used after it: a reader who takes one line would score
+    another answer than the page means.
+    """
     statements = ast.parse(PROGRAMS[page]).body
     bound = {name: node.lineno for node in statements for name in _names(node, ast.Store)}
     for node in statements:
@@ -92,7 +94,7 @@ def test_the_python_of_a_page_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One block after the other, as a reader would."""
+    """The Python of a page runs block after block, as a reader would run it."""
     pages.lay_out(tmp_path)
     monkeypatch.chdir(tmp_path)
     twins = pair[0].parent
@@ -104,7 +106,9 @@ def test_the_python_of_a_page_runs(
 def test_the_tutorials_photographs_are_learned_or_held_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`ask.py` and the first commands of docs/training.md, with 20 photographs of any names."""
+    """`ask.py` and the first commands of docs/training.md learn or hold out 20 photographs of any
+    names.
+    """
     (tmp_path / "photos").mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (20, 9, 9, 3), np.uint8)
     for i, photo in enumerate(pixels):

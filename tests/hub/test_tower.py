@@ -29,8 +29,8 @@ TARGET = "llava-hf/llava-1.5-7b-hf"
 
 @pytest.fixture
 def towers_alone(tmp_path: Path) -> Path:
-    """A cache with a target of three shards, of which those without a tensor of the tower are not
-    there.
+    """Yield a cache with a target of three shards, of which those without a tensor of the tower are
+    not there.
     """
     whole = load_twin(TARGET)
     snapshot = build.add(tmp_path, TARGET, lambda folder: build.write_model(folder, TWINS[TARGET]))

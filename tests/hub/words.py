@@ -1,4 +1,5 @@
-"""Tokenisers in the forms that the hub's repositories hold them: real files, a few hundred words.
+"""Write tokenisers in the forms that the hub's repositories hold them: real files, a few hundred
+words.
 
 `files(kind, path)` writes them and returns the words' ids. Llama-2's family is a sentencepiece BPE
 with bytes for letters that it lacks; Llama-3, Qwen2 and OPT are byte-level BPE, as GPT-2's.

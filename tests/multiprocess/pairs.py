@@ -1,4 +1,4 @@
-"""Two processes of one cluster, side by side."""
+"""Run two processes of one cluster, side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An evaluation, and a target's answers to a data set, in two processes: what one gives."""
+"""An evaluation, and a target's answers to a data set, give in two processes what they give in
+one.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ SAME = (*PLACE, "samples", "tokens_per_pass", "acceptance_histogram", "token_ide
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The words of both commands."""
+    """Return the words of both commands."""
     folder = tmp_path_factory.mktemp("asked")
     target, draft = tiny.save_pair(folder / "pair")
     many = target / "generation_config.json"  # so that answers end

@@ -77,7 +77,9 @@ print(json.dumps(engine.generate([tiny.request_of(engine, "What?", 1)])[0].token
 
 
 def test_a_draft_that_sees_drafts_for_a_target_in_two_processes(tmp_path: Path) -> None:
-    """No process holds the whole tower, which is compared with the draft's."""
+    """A draft that sees drafts for a target in two processes, although none holds the whole tower,
+    which is compared with the draft's.
+    """
     pair = tiny.save_pair(tmp_path)
     said = run_pair(DRAFTED, lambda address, number: (address, number, *pair, json.dumps(SIZES)))
     engine = Engine(LoadedModel.load(pair[0]), None, EngineConfig(**SIZES))

@@ -1,5 +1,5 @@
-"""Two processes train one model on one mesh: the losses of a single device, through a SIGTERM to
-one of them.
+"""Two processes train one model on one mesh with the losses of a single device, through a SIGTERM
+to one of them.
 """
 
 from __future__ import annotations
