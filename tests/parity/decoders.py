@@ -1,4 +1,6 @@
-"""What every decoder must do as transformers does: one check an aspect, for all families."""
+"""Check, an aspect at a time and for all families, what every decoder must do as transformers
+does.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def check_modules(path: Path, model: Any, names: dict[str, str]) -> None:
 
 
 def check_decode(checkpoint: huggingface.Checkpoint, model: Any) -> None:
-    """Prefill of ragged rows, then steps of one token, and one of four, through the cache."""
+    """Check prefill of ragged rows, then steps of one token, and one of four, through the cache."""
     lm, params = LanguageModel(checkpoint.config), checkpoint.params
     prompts, total = [4, 11, 9], 10
     rows = [hf.text(count + total, seed=count) for count in prompts]
@@ -102,7 +104,7 @@ def check_decode(checkpoint: huggingface.Checkpoint, model: Any) -> None:
 
 
 def check_greedy(checkpoint: huggingface.Checkpoint, model: Any, new: int = 40) -> None:
-    """`new` tokens as transformers' `generate` writes them."""
+    """Check that `new` tokens are those that transformers' `generate` writes."""
     rows = [row[:12] for row in ROWS]
     model.generation_config.eos_token_id = None
     expected = []

@@ -1,5 +1,5 @@
-"""LLaVA-NeXT and LLaVA-OneVision equal transformers': tiles, unpadding, packed features, logits,
-files.
+"""LLaVA-NeXT and LLaVA-OneVision equal transformers' in tiles, unpadding, packed features, logits
+and files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIDES = st.integers(1, 4)
 def reader(
     family: str, side: int, pinpoints: list[list[int]], most: int = 9
 ) -> tuple[ImageInputs, Any]:
-    """How a family reads pages of `side` times 4 pixels and some, and the tower-less self of
+    """Return how a family reads pages of `side` times 4 pixels and some, and the tower-less self of
     transformers' model.
     """
     import transformers
@@ -66,7 +66,7 @@ def reader(
 def packed(
     family: str, model: Any, features: Any, size: tuple[int, int], newline: Any, most: int
 ) -> np.ndarray:
-    """transformers' features of one image."""
+    """Return transformers' features of one image."""
     from transformers.models.llava_next.modeling_llava_next import LlavaNextModel
     from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel
 
@@ -117,7 +117,7 @@ def test_slots_show_what_transformers_packs(family, size, side, pinpoints, most,
 
 @pytest.mark.parametrize(("family", "count"), [("llava_next", 576), ("llava_onevision", 729)])
 def test_published_sizes(family, count):
-    """Token counts of transformers' processors at the published resolutions."""
+    """Images of the published resolutions have the token counts of transformers' processors."""
     config = family_of(family).config()
     images = family_of(family).images
     assert images is not None
@@ -149,7 +149,7 @@ def pair(request, tmp_path_factory) -> tuple[Any, Any]:
 
 
 def test_logits(pair):
-    """What follows prompts of none, one and several images."""
+    """Logits behind prompts of none, one and several images are transformers'."""
     model, ours = pair
     encoder = PromptEncoder(ours.tokenizer, tiles.IMAGE)
     for shapes in [(), [(90, 31)], [(40, 41), (13, 64)]]:
@@ -160,8 +160,8 @@ def test_logits(pair):
 
 
 def test_files(pair, tmp_path):
-    """Weights bit for bit, in transformers and here, and what transformers' processor counts
-    placeholders by.
+    """Weights are written and read bit for bit, in transformers and here, with what transformers'
+    processor counts placeholders by.
     """
     model, ours = pair
     out, processor = tmp_path / "out", tiles.processor(model)
@@ -187,7 +187,7 @@ def test_files(pair, tmp_path):
 
 
 def test_processor_of_another_model(pair):
-    """An image processor that cuts other tiles than config.json says."""
+    """An image processor that cuts other tiles than config.json says is refused in one line."""
     _, ours = pair
     assert ours.images is not None
     other = tiles.processor(pair[0]).image_processor
@@ -199,8 +199,8 @@ def test_processor_of_another_model(pair):
 
 
 def test_full_size():
-    """NeXT's weights as published, and a plan of memory for an image in the largest grid, from
-    shapes alone.
+    """NeXT has its published number of weights, and the memory for an image in the largest grid is
+    planned from shapes alone.
     """
     config, parameters = LlavaNextConfig.from_hf({"text_config": {"vocab_size": 32064}}), 7.063e9
     params = abstract_params(config, jnp.bfloat16)

@@ -81,7 +81,9 @@ def test_the_keys_of_a_target_that_shares_them(tmp_path: Path, changes: dict[str
 
 @pytest.mark.parametrize("groups", [0, 7])
 def test_a_first_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
-    """The row is longer than the window."""
+    """A first block of an assistant, in a row longer than the window, has transformers' tokens and
+    scores.
+    """
     target = hf.gemma4(vocab_size=56)
     row, cache = torch.tensor([hf.text(20)]), DynamicCache()
     layers: Any = cache.layers

@@ -135,7 +135,7 @@ HUB_SCALINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", HUB_SCALINGS)
 def test_published_frequencies(name):
-    """Llama 3's own numbers, as transformers computes them."""
+    """The rotary frequencies of published Llama 3 scalings are transformers'."""
     from transformers import LlamaConfig as Theirs
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -155,7 +155,9 @@ def test_published_frequencies(name):
 
 
 def test_rope_keys_of_both_versions():
-    """transformers 4 writes rope_theta and rope_scaling, transformers 5 rope_parameters."""
+    """Rotary settings are read from both forms: rope_theta and rope_scaling of transformers 4,
+    rope_parameters of transformers 5.
+    """
     old = {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0}}
     assert LlamaConfig.from_hf(old) == LlamaConfig.from_hf(new) == LlamaConfig.from_hf(old | new)
@@ -181,7 +183,9 @@ LAYOUTS: dict[str, tuple[Any, str]] = {
 @pytest.mark.full
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(tmp_path, name):
-    """Files differ in how much of the prefix they write; some hold the tied head too."""
+    """Files that leave out a part of the names' prefix, or also hold the tied head, give the same
+    parameters.
+    """
     make, prefix = LAYOUTS[name]
     model = make()
     tensors = hf.hub_tensors(model)
@@ -194,8 +198,8 @@ def test_layouts(tmp_path, name):
 
 
 def test_drafts_past_the_last_position_do_not_spoil_the_row():
-    """A block may pass the context's end; its entries there are rolled back, and are finite until
-    then.
+    """Drafts past the last position do not spoil the row: their entries are rolled back, and are
+    finite until then.
     """
     config = OptConfig.from_hf(hf.OPT | {"num_hidden_layers": 1, "max_position_embeddings": 4})
     lm, params = LanguageModel(config), hf.random_params(abstract_params(config))

@@ -155,7 +155,7 @@ def slots(ours: LoadedModel, prompt: Prompt) -> list[int]:
 
 
 def test_prompts_and_logits(pair):
-    """Of the prompts of several images; the answers are of all."""
+    """Prompts with several images have transformers' tokens and logits."""
     reference, ours, reader = pair
     for question, images in asked()[2:]:
         batch = inputs(reader, question, images)
@@ -200,7 +200,9 @@ DRAFTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_batch_writes_transformers_answers(pair, expected, name, monkeypatch):
-    """Prompts of 0 to 3 images are one batch."""
+    """A batch of prompts with 0 to 3 images writes transformers' answers, with every kind of
+    draft.
+    """
     _, ours, _ = pair
     monkeypatch.setattr(batcher, "FIRST", 8)
     options = DRAFTS[name]
@@ -213,7 +215,9 @@ def test_a_batch_writes_transformers_answers(pair, expected, name, monkeypatch):
 
 
 def test_the_tower_at_full_size(tmp_path):
-    """896 pixels are 4096 patches and 256 tokens, and the window is longer than an image."""
+    """The tower at full size, of 4096 patches and 256 tokens, gives transformers' logits; the
+    window is longer than an image.
+    """
     tower = {"patch_size": 14, "num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8}
     reference = write(
         tmp_path / "model", side=896, tokens=256, tied=True, vision=tower, sliding_window=300,

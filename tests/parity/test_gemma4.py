@@ -227,7 +227,7 @@ def expected(pairs: Any) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_and_logits(pairs: Any, expected: Any, kind: str) -> None:
-    """Of the prompts of several images; the answers are of all."""
+    """Prompts with several images have transformers' tokens and logits."""
     reference, ours = pairs(kind)
     config: Any = ours.config
     for (question, images), (logits, _) in [*zip(asked(), expected(kind))][2:]:
@@ -245,8 +245,8 @@ def test_prompts_and_logits(pairs: Any, expected: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["31B", "E4B"])
 def test_the_tower_at_full_size(tmp_path: Path, kind: str) -> None:
-    """Up to 2520 patches of 16 pixels are 280 tokens, heads are as wide as the original's, and
-    images of one prompt do not read one another.
+    """The tower at full size reads up to 2520 patches of 16 pixels as 280 tokens, with heads as
+    wide as the original's; images of one prompt do not read one another.
     """
     sizes = {"patch_size": 16, "position_embedding_size": 10240, "num_hidden_layers": 1}
     width = {"31B": 72, "E4B": 64}[kind]
@@ -363,14 +363,16 @@ def requests() -> list[Request]:
 def test_a_batch_writes_transformers_answers(
     pairs: Any, expected: Any, kind: str, drafts: str
 ) -> None:
-    """Prompts of 0 to 3 images are one batch."""
+    """A batch of prompts with 0 to 3 images writes transformers' answers, with every kind of
+    draft.
+    """
     results = engine(pairs(kind)[1], drafts).generate(requests())
     assert tokens(results) == [answer for _, answer in expected(kind)]
     assert drafts == "plain" or sum(int(r.stats.accepted_at.sum()) for r in results) > 5
 
 
 def test_a_mesh_changes_no_token(pairs: Any, expected: Any) -> None:
-    """Plain decoding, as transformers writes."""
+    """On a mesh plain decoding writes transformers' answers."""
     split = tiny.split(pairs("31B")[1], make_mesh(model=2))
     results = engine(split, "plain").generate(requests())
     assert tokens(results) == [answer for _, answer in expected("31B")]
@@ -378,7 +380,9 @@ def test_a_mesh_changes_no_token(pairs: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["12B", "E4B"])
 def test_a_session_reads_images_of_later_turns(pairs: Any, expected: Any, kind: str) -> None:
-    """The cache holds the first turn; what follows it is images, which read themselves both ways."""
+    """A session reads images of later turns: the cache holds the first turn, and the images behind
+    it read themselves both ways.
+    """
     reference, ours = pairs(kind)
     session = Session(engine(ours, "its assistant, a model and lookup"))
     (question, first), (_, second) = asked()[1], asked()[2]

@@ -62,7 +62,9 @@ GEMMA_NAMES = {
 
 
 def words() -> tuple[list[str], list[str], list[int]]:
-    """Tokens, merges and kinds of token of a byte-level tokeniser with two control tokens."""
+    """Return tokens, merges and kinds of token of a byte-level tokeniser with two control
+    tokens.
+    """
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     merges = ["h e", "l l", "he ll", "Ġ a", "Ġ 3", "Ġ Ġ"]
@@ -76,7 +78,9 @@ def words() -> tuple[list[str], list[str], list[int]]:
 
 
 def pieces() -> tuple[list[str], list[float], list[int]]:
-    """Tokens, scores and kinds of token of a sentencepiece tokeniser that falls back to bytes."""
+    """Return tokens, scores and kinds of token of a sentencepiece tokeniser that falls back to
+    bytes.
+    """
     words = [*"▁abcehlo", "he", "ll", "lo", "llo", "▁a", "hello", "▁hello"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     scores = [0.0] * 259 + [-float(i) for i in range(len(words))]
@@ -84,7 +88,9 @@ def pieces() -> tuple[list[str], list[float], list[int]]:
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """q or k as llama.cpp wants it: rows r and r + half of each head one behind the other."""
+    """Return q or k as llama.cpp wants it: rows r and r + half of each head one behind the
+    other.
+    """
     half = len(rows) // heads // 2
     order = [
         head * 2 * half + part * half + i
@@ -169,7 +175,7 @@ def write(
 
 
 def mixed(name: str) -> Any:
-    """As files of the hub are: embeddings and heads finer than layers."""
+    """Return a tensor's kind as in files of the hub: embeddings and heads finer than layers."""
     return KINDS.Q8_0 if "blk" not in name else KINDS.F16 if "attn_v" in name else KINDS.Q4_1
 
 
@@ -215,7 +221,9 @@ def gemma() -> Any:
 
 @pytest.mark.parametrize("name", [*MODELS, "gemma"])
 def test_quantised_files_are_read_as_by_transformers(tmp_path, name):
-    """A Gemma's norms are stored plus 1, and runs of spaces are kept."""
+    """Quantised files give the tensors, logits and tokens that transformers reads; a Gemma's norms
+    are stored plus 1, and runs of spaces are kept.
+    """
     import torch
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -276,8 +284,8 @@ def test_sentencepiece_begins_with_bos(tmp_path):
     }.items(),
 )
 def test_byte_level_vocabularies_gain_no_token(tmp_path, pre, tokens):
-    """transformers adds <|endoftext|> where the file has none, and splits no digits off for
-    SmolLM.
+    """Byte-level vocabularies gain no token, while transformers adds <|endoftext|> where the file
+    has none, and splits no digits off for SmolLM.
     """
     path = converted(write(tmp_path / "tiny.gguf", llama(), pre=pre), tmp_path / "model")
     tokenizer = load_tokenizer(path)
@@ -336,7 +344,9 @@ YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
     ],
 )
 def test_stretching_is_read_as_by_llama_cpp(tmp_path, entries, scaling):
-    """A factor of no type is linear, also under its name in old files."""
+    """Stretched positions are read as llama.cpp reads them: a factor of no type is linear, also
+    under its name in old files.
+    """
     model = llama(max_position_embeddings=2048)
     assert (
         convert(write(tmp_path / "a.gguf", model, **entries), tmp_path / "a").rope_scaling
@@ -381,7 +391,7 @@ def test_smollm2_is_told_how_to_get(tmp_path, monkeypatch, good):
 
 
 def damaged(data: bytes) -> dict[str, tuple[bytes, str]]:
-    """Files, and what is said of them."""
+    """Return damaged files, and what their refusals say."""
     tokens = data.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 8
     blocks = data.index(b"llama.block_count") + len(b"llama.block_count") + 4
     name = data.index(b"blk.1.attn_q.weight")

@@ -22,12 +22,14 @@ from tests.tiny.hf import torch
 
 
 def prompt(images: int, words: int, seed: int) -> list[int]:
-    """BOS, the images with a token between them, then words."""
+    """Return BOS, the images with a token between them, then words."""
     return [1, *([hf.IMAGE] * hf.PATCHES + [5]) * images, *hf.text(words, seed)[1:]]
 
 
 def pixel_batch(counts: list[int], pixels: np.ndarray) -> np.ndarray:
-    """The rows' images [B, I, Y, X, 3], rows with fewer of them filled up with rubbish."""
+    """Return the rows' images [B, I, Y, X, 3]; rows with fewer of them are filled up with
+    rubbish.
+    """
     batch = np.full((len(counts), max(1, *counts), *pixels.shape[1:]), 9.0, np.float32)
     start = 0
     for row, count in zip(batch, counts):
@@ -62,7 +64,9 @@ def test_projector(pair):
 
 
 def test_prompt_logits(pair):
-    """Rows with 0, 1 and 3 images and prompts of different lengths in one batch."""
+    """Rows with 0, 1 and 3 images and prompts of different lengths have transformers' logits in one
+    batch.
+    """
     model, checkpoint = pair
     counts = [1, 0, 3]
     rows = [prompt(count, words, seed=words) for count, words in zip(counts, (12, 9, 6))]
@@ -109,7 +113,9 @@ def test_variants_and_round_trip(tmp_path, changes):
 
 
 def test_decode_logits(pair):
-    """Prefill of ragged rows with 2, 0 and 1 images, then token by token through the cache."""
+    """Prefill of ragged rows with 2, 0 and 1 images, then decoding token by token, give
+    transformers' logits.
+    """
     model, checkpoint = pair
     lm, params = LanguageModel(checkpoint.config), checkpoint.params
     counts, steps = [2, 0, 1], 6

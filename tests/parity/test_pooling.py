@@ -22,7 +22,7 @@ SIZES = [(576, 144), (576, 1), (576, 100), (16, 4)]
 
 
 def adaptive(features: np.ndarray, left: int, kind: str) -> np.ndarray:
-    """[P, E] to [P', E] by PyTorch."""
+    """Pool [P, E] to [P', E] by PyTorch."""
     columns = torch.tensor(features).T
     if kind == "avg1d":
         return torch.nn.functional.adaptive_avg_pool1d(columns, left).T.numpy()
@@ -43,7 +43,7 @@ def test_pools_as_pytorch(tokens: int, left: int, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["P", "P1", "P4"])
 def test_the_projector_reads_averages(name: str) -> None:
-    """Two images of 2x2 features, each pooled for itself."""
+    """The projector reads averages of features, of each image for itself."""
     model, params = tiny.lvlm(16, 2, seed=0)
     (view,) = parse_views([name])
     assert view.pool is not None
@@ -78,8 +78,8 @@ def test_sizes_that_cannot_be(pool: Pool, tokens: int) -> None:
 
 
 def test_the_tower_runs_once_for_all_views() -> None:
-    """M and P of a draft with a tower of its own: one convolution for the target, one for the
-    draft.
+    """For a draft with a tower of its own, views M and P run one convolution for the target and one
+    for the draft.
     """
     import jax
 

@@ -100,7 +100,7 @@ def test_scores_are_those_of_transformers(cases: list[dict[str, Any]], before: n
 
 
 def test_penalties_of_an_answer_are_vllms() -> None:
-    """They count the answer's tokens, and not the prompt's."""
+    """Penalties of an answer count its tokens, and not the prompt's, as vLLM's do."""
     settings = [Settings(presence_penalty=0.5, frequency_penalty=-0.25), Settings()]
     form = Processing.of(settings, EOS)
     assert form == (0, 0, False)

@@ -1,5 +1,5 @@
-"""Which patches, tokens and positions an image of Qwen2.5-VL has: as transformers counts them, at
-any size.
+"""An image of Qwen2.5-VL has the patches, tokens and positions that transformers counts, at any
+size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def reader(least: int = 4, most: int = 200) -> QwenImages:
 
 @pytest.fixture(scope="module")
 def positions() -> Any:
-    """transformers' rotary positions of a prompt, and the position after it less its slot."""
+    """Return transformers' rotary positions of a prompt, and the position after it less its
+    slot.
+    """
     with torch.device("meta"):
         model = Qwen2_5_VLForConditionalGeneration(
             Qwen2_5_VLConfig(num_hidden_layers=1, vision_config={"depth": 1})
@@ -63,7 +65,7 @@ def positions() -> Any:
 @settings(max_examples=60, deadline=None)
 @given(SIZE, st.integers(1, 40), st.integers(0, 300))
 def test_grid(size, least, more):
-    """The processor's resizing."""
+    """The grid of an image is that of the processor's resizing, at any size."""
     least, most = least * 784, (least + more) * 784
     images = QwenImages(
         CONFIG, SimpleNamespace(size={"shortest_edge": least, "longest_edge": most})
@@ -95,7 +97,9 @@ def test_slots_show_the_tokens_of_their_windows(size):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(SIZE, max_size=4), st.lists(st.integers(0, 7), min_size=5, max_size=5))
 def test_positions(positions, sizes, words):
-    """Prompts have several images with text around them, and text is written after them."""
+    """Positions of prompts with several images, with text around them and text written after them,
+    are transformers'.
+    """
     images = reader(most=60)
     grids = [images.grid(size) for size in sizes]
     prompt, whole = [1], [1]
@@ -120,8 +124,8 @@ def test_positions(positions, sizes, words):
 @settings(max_examples=25, deadline=None)
 @given(SIZE)
 def test_pooled(size):
-    """View P: means of 2x2 tokens, of what there is at odd edges, at the positions of the smaller
-    grid.
+    """View P shows means of 2x2 tokens, or of what there is at odd edges, at the positions of the
+    smaller grid.
     """
     images = reader()
     rows, columns = images.grid(size)
@@ -143,7 +147,9 @@ def test_pooled(size):
 
 
 def test_a_text_draft_has_no_rotary_positions():
-    """Its prompts are as long, and its positions are the slots."""
+    """A text draft has prompts as long as its target's, and no rotary positions: its positions are
+    the slots.
+    """
     shown = reader().slots((200, 300), None)
     m = rewrite(np.asarray([1, IMAGE, 5]), IMAGE, [shown])
     t = rewrite(np.asarray([1, IMAGE, 5]), IMAGE, [[4]])

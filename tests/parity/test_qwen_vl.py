@@ -38,8 +38,8 @@ def pair(tmp_path_factory) -> tuple[Any, LoadedModel]:
 
 
 def test_tower(pair):
-    """Patch embedding, a windowed, a full and another windowed block, and the merger; two rows, one
-    of two images.
+    """Each part of the tower equals transformers': patch embedding, a windowed, a full and another
+    windowed block, and the merger; two rows, one of two images.
     """
     made, loaded = pair
     images = qwen_vl.pictures(*SIZES)
@@ -89,7 +89,7 @@ def test_tower(pair):
 
 
 def prompts() -> tuple[list[list[int]], list[list[Any]]]:
-    """Ragged rows with 2, 0 and 1 images."""
+    """Return ragged rows with 2, 0 and 1 images."""
     images = qwen_vl.pictures(*SIZES)
     mark = [qwen_vl.START, qwen_vl.IMAGE, qwen_vl.STOP]
     rows = [[7, *mark, 9, 8, *mark, 20, 21], [30, 31, 32], [*mark, *range(40, 60)]]
@@ -117,7 +117,7 @@ def our_rows(
 def our_logits(
     loaded: LoadedModel, rows: list[list[int]], images: list[list[Any]], width: int
 ) -> list[np.ndarray]:
-    """Logits [L, V] of each row, in one batch."""
+    """Return the logits [L, V] of each row, in one batch."""
     made, batch, given = our_rows(loaded, rows, images, width)
 
     @functools.partial(jax.jit, compiler_options=QUICK)
@@ -163,8 +163,8 @@ QWEN3: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", [*VARIANTS, *QWEN3])
 def test_logits_and_round_trip(tmp_path, name):
-    """transformers' weights -> our logits, to 1e-4 -> a directory of ours -> transformers' logits,
-    bit for bit.
+    """A model of transformers has its logits here to 1e-4, and, in a directory that this library
+    writes, again in transformers, bit for bit.
     """
     made = qwen_vl.qwen3(**QWEN3[name]) if name in QWEN3 else qwen_vl.model(**VARIANTS[name])
     loaded = LoadedModel.load(qwen_vl.write(tmp_path / "theirs", made))
@@ -181,8 +181,8 @@ def test_logits_and_round_trip(tmp_path, name):
 
 
 def test_heads_read_states_after_deepstacks_addition(tmp_path):
-    """They are the inputs of transformers' next layers; its layers' outputs, which some trainers
-    keep, lack the addition at image slots.
+    """The states that heads read are the inputs of transformers' next layers; its layers' outputs,
+    which some trainers keep, lack the addition at image slots.
     """
     made = qwen_vl.qwen3(text={"num_hidden_layers": 3})
     loaded = LoadedModel.load(qwen_vl.write(tmp_path, made))
@@ -217,7 +217,9 @@ def run(made: Any, row: list[int], images: list[Any]) -> np.ndarray:
 
 
 def test_key_layouts(tmp_path, pair):
-    """The hub's files, those of transformers 5's modules, and flat configurations."""
+    """The hub's files, those of transformers 5's modules, and flat configurations give one
+    model.
+    """
     made, loaded = pair
     tensors = {name: tensor.numpy().copy() for name, tensor in made.state_dict().items()}
     assert "model.language_model.norm.weight" in tensors
@@ -238,8 +240,8 @@ def test_key_layouts(tmp_path, pair):
 
 
 def test_prompts(pair):
-    """`<image>` means the placeholder and its marks; without one, images come first and no line
-    follows them.
+    """In a question `<image>` means the placeholder and its marks; without one, images come first
+    and no line follows them.
     """
     _, loaded = pair
     config, words = loaded.config, loaded.tokenizer

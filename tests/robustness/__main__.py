@@ -1,4 +1,4 @@
-"""Tries to break the library, and writes a table of what happened.
+"""Try to break the library, and write a table of what happened.
 
     python -m tests.robustness damage --out results/robustness/damage
     python -m tests.robustness kills --out results/robustness/kills

@@ -1,4 +1,4 @@
-"""Damaged checkpoints by the seed: every one is read and used, or refused in one line."""
+"""Damage checkpoints by the seed: every one is read and used, or refused in one line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one damaged checkpoint, or file of rows."""
+    """Record what became of one damaged checkpoint, or file of rows."""
 
     seed: int
     kind: str
@@ -78,8 +78,8 @@ class Outcome:
 
 
 def outcome(whole: Path, scratch: Path, seed: int) -> Outcome:
-    """Copies `whole`, which holds the directory `target` and may hold `head`, damages it by the
-    seed and uses it.
+    """Copy `whole`, which holds the directory `target` and may hold `head`, damage it by the seed
+    and use it.
     """
     path = scratch / str(seed)
     shutil.copytree(whole, path)
@@ -92,7 +92,7 @@ def outcome(whole: Path, scratch: Path, seed: int) -> Outcome:
 
 
 def judge(seed: int, kind: str, what: str, used: Callable[[], object]) -> Outcome:
-    """Uses what was damaged, and tells how that ended."""
+    """Use what was damaged, and return how that ended."""
     start, peak = time.perf_counter(), _peak()
     try:
         used()
@@ -111,8 +111,8 @@ def judge(seed: int, kind: str, what: str, used: Callable[[], object]) -> Outcom
 
 
 def use(path: Path) -> None:
-    """Looks at a target, loads it and its head, if there is one, and makes a prompt, with an image
-    if it sees.
+    """Inspect a target, load it and its head, if there is one, and make a prompt, with an image if
+    it sees.
     """
     inspect(path / "target")
     model = LoadedModel.load(path / "target")
@@ -126,7 +126,7 @@ def use(path: Path) -> None:
 
 
 def _json(*names: str) -> Callable[[Path, random.Random], str]:
-    """Damage to one to three places of a JSON file."""
+    """Return what damages one to three places of a JSON file."""
 
     def change(path: Path, draw: random.Random) -> str:
         there = [path / name for name in names if (path / name).is_file()]
@@ -142,8 +142,8 @@ def _json(*names: str) -> Callable[[Path, random.Random], str]:
 
 
 def spoil(raw: dict[str, Any], draw: random.Random) -> str:
-    """Puts a hostile value at a random place of nested objects and lists, or removes or moves what
-    is there.
+    """Put a hostile value at a random place of nested objects and lists, or remove or move what is
+    there.
     """
     part: Any = raw
     names = []
@@ -178,7 +178,7 @@ def spoil(raw: dict[str, Any], draw: random.Random) -> str:
 
 
 def _header(path: Path, draw: random.Random) -> str:
-    """Damage to the header of a file of weights, whose length is right."""
+    """Damage the header of a file of weights, whose length stays right."""
     file = draw.choice(sorted(path.glob("*/*.safetensors")))
     raw = file.read_bytes()
     end = 8 + int.from_bytes(raw[:8], "little")
@@ -196,7 +196,7 @@ def _template(path: Path, draw: random.Random) -> str:
 
 
 def _bytes(path: Path, draw: random.Random) -> str:
-    """A file cut short, or with bytes that are changed, put in or doubled."""
+    """Cut a file short, or change, put in or double some of its bytes."""
     file = draw.choice(sorted(file for file in path.glob("*/*") if file.stat().st_size))
     raw = bytearray(file.read_bytes())
     at = draw.randrange(min(len(raw), draw.choice((64, 4096, len(raw)))))
@@ -213,7 +213,7 @@ def _bytes(path: Path, draw: random.Random) -> str:
 
 
 def _files(path: Path, draw: random.Random) -> str:
-    """A file that is missing, empty, another one, a folder, a pipe, or a link."""
+    """Replace a file by nothing, an empty one, another one, a folder, a pipe, or a link."""
     files = sorted(path.glob("*/*"))
     file, other = draw.sample(files, 2)
     how = draw.choice(("missing", "empty", "another", "folder", "pipe", "link", "loop"))

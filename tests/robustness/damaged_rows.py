@@ -1,5 +1,5 @@
-"""Damaged rows of data by the seed: JSONL, JSON lists and parquet, before every reader of
-strangers' files.
+"""Damage rows of data by the seed: JSONL, JSON lists and parquet, before every reader of strangers'
+files.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ ROWS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def row_outcome(scratch: Path, seed: int, draft: LoadedModel) -> Outcome:
-    """Damages a file of two rows by the seed, and reads it.
+    """Damage a file of two rows by the seed, and read it.
 
     Args:
       draft: an LVLM, by whose tokeniser recorded answers are read.
@@ -99,7 +99,7 @@ def row_outcome(scratch: Path, seed: int, draft: LoadedModel) -> Outcome:
 
 
 def _write(folder: Path, rows: list[dict[str, Any]], draw: random.Random, lists: bool) -> Path:
-    """The rows in one of the forms; parquet where it can hold them."""
+    """Write the rows in one of the forms; parquet where it can hold them."""
     form = draw.choice(("jsonl", "parquet", "json") if lists else ("jsonl", "jsonl", "parquet"))
     if form == "parquet":
         try:

@@ -1,5 +1,5 @@
-"""SIGKILL at random moments, again and again: trainings, writers of tables and of prepared data
-lose nothing.
+"""SIGKILL comes at random moments, again and again: trainings, writers of tables and of prepared
+data lose nothing.
 
 `kill_trainings`, `kill_tables` and `kill_preparations` do so many kills of each, and raise
 AssertionError where what comes of it in the end is not, to the bit, what comes of it undisturbed. A
@@ -43,7 +43,7 @@ _FORKS.set_forkserver_preload(["tests.robustness.kills"])
 
 @dataclass(frozen=True)
 class Killed:
-    """What was survived."""
+    """Count what was survived."""
 
     kills: int
     runs: int
@@ -51,7 +51,7 @@ class Killed:
 
 
 def kill_trainings(count: int, seed: int, folder: Path) -> Killed:
-    """Kills trainings of two megabytes of parameters, a checkpoint every eight of 80 steps, so many
+    """Kill trainings of two megabytes of parameters, a checkpoint every eight of 80 steps, so many
     times in all.
     """
 
@@ -70,7 +70,7 @@ def kill_trainings(count: int, seed: int, folder: Path) -> Killed:
 
 
 def kill_tables(count: int, seed: int, folder: Path) -> Killed:
-    """Kills a script that measures three sets and swaps its tables for those before, four times
+    """Kill a script that measures three sets and swaps its tables for those before, four times
     over.
     """
 
@@ -78,7 +78,7 @@ def kill_tables(count: int, seed: int, folder: Path) -> Killed:
 
 
 def kill_preparations(count: int, seed: int, folder: Path) -> Killed:
-    """Kills the preparation of sixty samples; no half of them is ever there, and no folder of a
+    """Kill the preparation of sixty samples; no half of them is ever there, and no folder of a
     killed one stays.
     """
 
@@ -90,7 +90,7 @@ def kill_preparations(count: int, seed: int, folder: Path) -> Killed:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """All that lies in a folder."""
+    """Return all that lies in a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -106,7 +106,7 @@ def _kill(
     check: Callable[[Path], Any],
     look: Callable[[Path], None],
 ) -> Killed:
-    """Kills `work` until there were `count` kills and the last run has ended.
+    """Kill `work` until there were `count` kills and the last run has ended.
 
     Args:
       work: writes into a run's folder, and says when it begins.
@@ -132,7 +132,7 @@ def _kill(
 
 
 def _live(work: Callable[[str, Connection], None], run: Path, moment: float | None) -> float | None:
-    """One life: seconds that its work took, or None if it was killed.
+    """Run one life, and return the seconds that its work took, or None if it was killed.
 
     Args:
       moment: so many seconds after the work began; below 0, after the process did. None: never.
@@ -173,8 +173,8 @@ def _no_batch(step: int) -> None:
 
 
 def _write_tables(run: str, told: Connection) -> None:
-    """Each version's files say which they are of; a run begins with the version behind the one that
-    is there.
+    """Write tables whose files say which version they are of; a run begins with the version behind
+    the one that is there.
     """
     out = Path(run) / "out"
     told.send(None)
@@ -206,7 +206,9 @@ def _version(out: Path) -> int:
 
 
 def _check_tables(run: Path) -> None:
-    """The directory, or the one that a killed swap has moved aside, is whole and of one version."""
+    """Check that the directory, or the one that a killed swap has moved aside, is whole and of one
+    version.
+    """
     out = run / "out" if (run / "out").exists() else run / ".out.old"
     if out.exists():
         assert (out / "mine").exists() or _version(out) == 0, f"{out}: the user's file is lost"

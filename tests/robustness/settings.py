@@ -1,4 +1,4 @@
-"""Settings drawn at random, each against plain decoding: no greedy answer may differ in a token.
+"""Draw settings at random, each against plain decoding: no greedy answer may differ in a token.
 
 A table measures the settings that somebody thought of. Here views, rule of the weights, block
 length or `auto`, tree, batch, placement on 1, 2 or 4 devices and how two models write together are
@@ -53,7 +53,7 @@ ODD = (
 
 @dataclass(frozen=True)
 class Setting:
-    """How one run decodes."""
+    """Hold how one run decodes."""
 
     engine: EngineConfig
     devices: int = 1

@@ -1,4 +1,4 @@
-"""A few of the kills that `tests.robustness.kills` does by the hundred."""
+"""A few of the kills that `tests.robustness.kills` does by the hundred lose nothing."""
 
 from __future__ import annotations
 

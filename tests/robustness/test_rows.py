@@ -1,4 +1,6 @@
-"""Some hundred of the damaged rows that `tests.robustness.damaged_rows` makes by the thousand."""
+"""Some hundred of the damaged rows that `tests.robustness.damaged_rows` makes by the thousand are
+read or refused in one line.
+"""
 
 from __future__ import annotations
 

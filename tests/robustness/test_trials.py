@@ -1,4 +1,4 @@
-"""A few of the trials that `python -m tests.robustness damage` makes by the thousand, and how they
+"""A few of the trials that `python -m tests.robustness damage` makes by the thousand end well, and
 are counted.
 """
 

@@ -1,4 +1,4 @@
-"""Damaged input by the thousand: which is used, refused in one line, or else. Each trial is made
+"""Try damaged input by the thousand, which must be used, or refused in one line. Each trial is made
 anew from its seed.
 """
 
@@ -158,7 +158,7 @@ def run(name: str, seeds: range) -> Iterator[Outcome]:
 
 
 def is_bad(one: Outcome) -> bool:
-    """Whether it ended otherwise than it may."""
+    """Return whether a trial ended otherwise than it may."""
     return not one.well or one.seconds > SECONDS or one.growth > BYTES
 
 

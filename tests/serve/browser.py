@@ -1,4 +1,4 @@
-"""The page of `jaxspec serve` in Chromium, which `make browser` installs with selenium.
+"""Drive the page of `jaxspec serve` in Chromium, which `make browser` installs with selenium.
 
 The picture of the page in the README, docs/serve.png, is made of a running server:
 

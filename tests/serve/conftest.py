@@ -1,4 +1,4 @@
-"""A server of the tiny pair on a socket of this machine."""
+"""Serve the tiny pair on a socket of this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIZES = (64, 256), 1, 28, NEW
 
 @dataclass
 class Served:
-    """A running server, its engine, and one that answers as if alone."""
+    """Hold a running server, its engine, and one that answers as if alone."""
 
     engine: Engine
     alone: Engine

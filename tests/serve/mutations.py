@@ -1,4 +1,4 @@
-"""Requests as somebody hostile or careless may send them."""
+"""Make requests as somebody hostile or careless may send them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIELDS = [
 
 
 def mutated(rng: np.random.Generator, body: dict[str, Any]) -> tuple[bytes, dict[str, str], str]:
-    """A body with one to three changes, its headers, and its path."""
+    """Return a body with one to three changes, its headers, and its path."""
     body = copy.deepcopy(body)
     for _ in range(int(rng.integers(1, 4))):
         holder, key = _somewhere(rng, body)
@@ -43,7 +43,7 @@ def mutated(rng: np.random.Generator, body: dict[str, Any]) -> tuple[bytes, dict
 
 
 def _somewhere(rng: np.random.Generator, body: Any) -> tuple[Any, Any]:
-    """A place in a body: a dict with a key, or a list with an index."""
+    """Return a place in a body: a dict with a key, or a list with an index."""
     holder = body
     while True:
         inner = holder.values() if isinstance(holder, dict) else holder

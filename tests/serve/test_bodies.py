@@ -108,7 +108,9 @@ def test_what_common_clients_send_is_taken(sent: dict[str, Any]) -> None:
 
 
 def test_a_base_model_serves_completions() -> None:
-    """It has no form of a question; the refusal names the path that it has."""
+    """A base model, which has no form of a question, serves completions, and refuses chats with the
+    path that it has.
+    """
     config, _ = FAMILIES["opt"]()
     engine = Engine(tiny.loaded(tiny.random_params(config), config))
     assert len(completion({"prompt": "Once"}, engine.encoder, LIMITS).requests) == 1

@@ -1,4 +1,6 @@
-"""The page in Chromium, at the widths of a screen and of a phone, light and dark, by keyboard."""
+"""The page works in Chromium, at the widths of a screen and of a phone, light and dark, by
+keyboard.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def test_a_question_with_a_picture_and_a_race(page: Page, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("page", SCREENS[:1], ids=str, indirect=True)
 def test_a_chat_stays_until_a_new_one(page: Page, brake: threading.Event) -> None:
-    """Through a stop, a reload, a wrong number, an edit and a server that is gone."""
+    """A chat stays until a new one, through a stop, a reload, a wrong number, an edit and a server
+    that is gone.
+    """
     page.ask("Hi", whole=False)
     page.until(lambda: page.one(".answer span").text)
     page.driver.switch_to.new_window("tab")
@@ -148,7 +152,9 @@ def test_a_chat_stays_until_a_new_one(page: Page, brake: threading.Event) -> Non
 
 @pytest.mark.parametrize("page", SCREENS[:1], ids=str, indirect=True)
 def test_answers_are_markdown_and_no_html(page: Page) -> None:
-    """One kept from before, of which the draft wrote all except the ends."""
+    """Answers are Markdown and no HTML, also in a chat kept from before, of which the draft wrote
+    all except the ends.
+    """
     runs = [[MARKDOWN[:3], "", False], [MARKDOWN[3:-1], "0", False], [MARKDOWN[-1], "", False]]
     answer = {"text": MARKDOWN, "runs": runs, "tokens": [], "ended": True}
     turn = {"text": "Q" * 9000, "pictures": [], "answers": [answer]}
@@ -174,7 +180,9 @@ def test_answers_are_markdown_and_no_html(page: Page) -> None:
 
 @pytest.mark.parametrize("page", SCREENS[:1], ids=str, indirect=True)
 def test_nothing_that_was_given_is_lost(page: Page, tmp_path: Path) -> None:
-    """A picture that takes long to read, a question that fails, and the chat of a doubled tab."""
+    """Nothing that was given is lost: a picture that takes long to read, a question that fails, or
+    the chat of a doubled tab.
+    """
     picture = tmp_path / "page.png"
     Image.fromarray(tiny.page(3, 25, 31)).save(picture)
     slow = (
@@ -217,7 +225,9 @@ def test_nothing_that_was_given_is_lost(page: Page, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", SCREENS[:1], ids=str, indirect=True)
 def test_an_answer_without_a_pass_has_no_speed(page: Page) -> None:
-    """In a race, of one token; the next question finds the answer empty if it was all reasoning."""
+    """In a race, an answer of one token has no speed; the next question finds the answer empty if
+    it was all reasoning.
+    """
     race = {"pictures": [], "race": True}
     lists, thoughts = ([answer_of("0. A", reasons)] * 2 for reasons in (False, True))
     turns = [race | {"text": "Hi", "answers": answers} for answers in (lists, thoughts)]
@@ -288,7 +298,7 @@ def test_the_page_tells_when_a_server_that_warmed_up_again_is_ready(
 
 
 def answer_of(text: str, reasons: bool = False) -> dict[str, Any]:
-    """A whole answer of one token, in the page's form."""
+    """Return a whole answer of one token, in the page's form."""
     times = {"passes": 0, "emitted": 0, "decode_ms": 0, "prefill_ms": 1}
     runs = [[text, "", reasons]]
     return {"text": "" if reasons else text, "runs": runs, "tokens": [1], "ended": True} | times

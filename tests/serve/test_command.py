@@ -1,4 +1,4 @@
-"""`jaxspec serve` as a process, and the commands of its page."""
+"""`jaxspec serve` runs as a process, and the commands of its page are answered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ SMALL = ("--prompt-buckets", "60", "--max-new-tokens", "33", "--images", "0", "-
 
 
 def test_it_warms_up_answers_and_ends_what_it_has_begun(pair: tuple[Path, Path]) -> None:
-    """SIGTERM during an answer: the answer is finished, and the exit code is 0."""
+    """A server warms up, answers, and on SIGTERM finishes the answer that it has begun; the exit
+    code is 0.
+    """
     command = ["-m", "jaxspec", "serve", "--target", str(pair[0]), "--draft", str(pair[1]), *SMALL]
     process = subprocess.Popen(
         [sys.executable, *command, "--port", "0", "--gamma", "2"],
@@ -100,7 +102,7 @@ def test_a_port_in_use_is_named(refusal: Callable[..., str], pair: tuple[Path, P
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 def test_the_curl_lines_of_the_page_are_answered(served: Served) -> None:
-    """As they are written, except for the port."""
+    """The curl lines of the page are answered as they are written, except for the port."""
     block = next(
         block for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) if "curl" in block
     )

@@ -30,7 +30,9 @@ SIZES = [(40, 30), (1024, 768), (1280, 720), (4032, 3024), (900, 2000), (2400, 5
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_photographs_of_any_size_and_shape_fit(family: str, tmp_path: Path) -> None:
-    """With a server's default of the pixels that it scales images to."""
+    """Photographs of any size and shape fit a server's default of the pixels that it scales images
+    to.
+    """
     model = LoadedModel.load(write(tmp_path, family) / "target")
     engine = Engine(model, config=EngineConfig(batch_size=1, prompt_buckets=(LENGTH, 512)))
     pixels = scaled_pixels(engine, LENGTH, 1)
@@ -54,7 +56,9 @@ def test_photographs_of_any_size_and_shape_fit(family: str, tmp_path: Path) -> N
 def test_what_has_no_room_with_an_image_is_said_in_pixels(
     family: str, text: str, changes: dict[str, Any], words: str
 ) -> None:
-    """In a batch of small images, here without a server, which scales Qwen's."""
+    """The refusal of a request that has no room with its image says what to do: shorten the text,
+    or give a smaller image.
+    """
     config, processor = (FAMILIES | SQUARES)[family]()
     model = LoadedModel(config, tiny.random_params(config), tiny.chat_tokenizer(), processor)
     engine = Engine(model, config=EngineConfig(batch_size=1))

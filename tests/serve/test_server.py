@@ -56,8 +56,8 @@ def shown(*urls: str) -> dict[str, Any]:
 
 
 def body_of(i: int) -> dict[str, Any]:
-    """A request of kind i: with or without an image, in one turn or three, greedy or drawn, with a
-    stop string, of its own length.
+    """Return a request of kind i: with or without an image, in one turn or three, greedy or drawn,
+    with a stop string, of its own length.
     """
     rng = np.random.default_rng(i)
     text = QUESTIONS[i % 3]
@@ -79,7 +79,7 @@ def body_of(i: int) -> dict[str, Any]:
 
 
 def alone(served: Served, body: dict[str, Any]) -> Any:
-    """What `Engine.generate` answers to the request alone."""
+    """Return what `Engine.generate` answers to the request alone."""
     options = {name: body[name] for name in ("temperature", "seed")}
     options["presence_penalty"] = body.get("presence_penalty", 0.0)
     options["logit_bias"] = {int(key): x for key, x in body.get("logit_bias", {}).items()}
@@ -118,8 +118,8 @@ def idle(served: Served) -> None:
 
 
 def test_answers_are_as_if_alone_whatever_runs_beside(served: Served) -> None:
-    """64 mixed requests, 16 at once, one in eight of which is given up after its first part; none
-    compiles a program.
+    """64 mixed requests, 16 at once, are answered as if alone and compile no program, though one in
+    eight is given up after its first part.
     """
     client, programs = served.client, len(compile_cache.EXECUTABLES)
 
@@ -261,7 +261,9 @@ def test_a_refusal_is_a_short_line_with_its_param(served: Served, name: str, val
 
 @pytest.mark.parametrize("name", ["cache_salt", "guided_json", "seed", "stop", "suffix"])
 def test_json_of_many_levels_is_refused_wherever_it_is(served: Served, name: str) -> None:
-    """Also by a reader that needs more of Python's stack than the reader of JSON."""
+    """JSON of many levels is answered or refused with a status wherever it is, also by a reader
+    that needs more of Python's stack than the reader of JSON.
+    """
     for levels in range(940, 1020):
         value = b'{"a":' * levels + b"1" + b"}" * levels
         body = b'{"prompt": "Hi", "max_tokens": 1, "%s": %s}' % (name.encode(), value)
@@ -273,7 +275,9 @@ def test_json_of_many_levels_is_refused_wherever_it_is(served: Served, name: str
     [(300, "prompt tokens: 3"), (600, "prompt"), (40_000, "far over 256 tokens")],
 )
 def test_a_prompt_that_is_too_long_has_a_code(served: Served, letters: int, words: str) -> None:
-    """Over the batch's 256 tokens, over the model's 512, and before it is encoded."""
+    """A prompt that is too long has a code: over the batch's 256 tokens, over the model's 512, and
+    before it is encoded.
+    """
     body = body_of(0) | {"messages": [{"role": "user", "content": "x" * letters}]}
     status, answer = post(served, body)
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
@@ -281,7 +285,7 @@ def test_a_prompt_that_is_too_long_has_a_code(served: Served, letters: int, word
 
 
 def test_a_trace_tells_the_place_in_the_queue(served: Served) -> None:
-    """Four of six answers wait until a row of two is free."""
+    """A trace tells the place in the queue: four of six answers wait until a row of two is free."""
     body: Any = body_of(0) | {"n": 6, "max_tokens": NEW, "stop": None}
     stream = served.client.chat.completions.create(
         model=MODEL, stream=True, extra_body={"trace": True}, **body
@@ -310,7 +314,9 @@ def test_a_completion_and_its_pieces_have_the_spaces_of_the_text(served: Served)
 
 
 def test_answers_have_the_form_that_is_asked_for(served: Served) -> None:
-    """Several requests at once are answered as if alone; a form compiles loops, but no prefill."""
+    """Answers have the form that is asked for, also of several requests at once, as if alone; a
+    form compiles loops, but no prefill.
+    """
     forms = [
         {"guided_choice": ["yes", "no", "perhaps"]},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [[1], {"a": 2}]}}}},
@@ -385,7 +391,7 @@ def test_limits_of_bodies_and_of_the_queue(served: Served) -> None:
 
 
 def test_a_client_that_goes_away_frees_its_row(served: Served) -> None:
-    """Streamed or not, and while it sends its body."""
+    """A client that goes away frees its row, streamed or not, and while it sends its body."""
     body = json.dumps(body_of(1) | {"n": 4, "max_tokens": NEW, "stop": None}).encode()
     for stream in (b"", b', "stream": true'):
         with raw(served) as connection:
@@ -409,7 +415,9 @@ def test_hostile_requests_are_refused_and_leave_nothing(served: Served) -> None:
 
 @pytest.mark.parametrize("block_ms", [0.5, 5.0, 30.0, 80.0])
 def test_a_run_takes_a_block_or_up_to_fifty_milliseconds(block_ms: float) -> None:
-    """With two tokens a block. An answer that ends early says nothing of a run's length."""
+    """A run of blocks of two tokens takes one block, or up to fifty milliseconds. An answer that
+    ends early says nothing of a run's length.
+    """
     stride, ms = 1, 0.0
     for _ in range(20):
         blocks = math.ceil(stride / 2)
@@ -420,7 +428,7 @@ def test_a_run_takes_a_block_or_up_to_fifty_milliseconds(block_ms: float) -> Non
 
 
 def test_a_worker_that_fails_leaves_nobody_waiting(served: Served, loop: Any) -> None:
-    """It ends the tickets that are just joining, and those in the queue."""
+    """A worker that fails ends the tickets that are just joining, and those in the queue."""
     worker = worker_of(served, QUEUE)
     worker.start()
     assert worker.ready.wait(600)
@@ -439,7 +447,9 @@ def test_a_worker_that_fails_leaves_nobody_waiting(served: Served, loop: Any) ->
 def test_a_ticket_that_is_over_is_not_prefilled_and_not_lost(
     served: Served, loop: Any, before: int
 ) -> None:
-    """Its deadline passes, or its client leaves, before it is taken or after."""
+    """A ticket whose deadline passes, or whose client leaves, before it is taken or after, is not
+    prefilled and not lost.
+    """
     looks = itertools.chain([False] * before, itertools.repeat(True))
 
     class Passing(Ticket):
@@ -458,7 +468,9 @@ def test_a_ticket_that_is_over_is_not_prefilled_and_not_lost(
 
 
 def test_prompts_join_one_by_one_between_two_blocks(served: Served, loop: Any) -> None:
-    """A running answer gains tokens between two joins, and each first token is published alone."""
+    """Prompts join one by one: a running answer gains tokens between two joins, and each first
+    token is published alone.
+    """
     events: list[tuple[int, int]] = []
 
     class Logged(Ticket):
@@ -486,8 +498,8 @@ def test_prompts_join_one_by_one_between_two_blocks(served: Served, loop: Any) -
 
 
 def test_a_long_prompt_keeps_nobody_waiting(served: Served, loop: Any) -> None:
-    """A running answer gains a token after each piece; whoever leaves between two is not read on,
-    and the next one is.
+    """While a long prompt is read, a running answer gains a token after each piece; whoever leaves
+    between two is not read on, and the next one is.
     """
     worker = worker_of(served, QUEUE)
     lane = worker.batch
@@ -523,7 +535,9 @@ def test_a_long_prompt_keeps_nobody_waiting(served: Served, loop: Any) -> None:
 
 
 def test_a_conversation_reads_only_what_is_new(served: Served) -> None:
-    """Its answers are as if alone; another key or salt shares nothing with it."""
+    """A conversation reads only what is new, and its answers are as if alone; another key or salt
+    shares nothing with it.
+    """
     body = body_of(3) | {"stop": None, "temperature": 0.0, "max_tokens": 8}
     body["messages"][0]["content"][1]["text"] = QUESTIONS[2] * 2
     said = {"role": "assistant", "content": "So."}
@@ -551,7 +565,9 @@ def test_a_conversation_reads_only_what_is_new(served: Served) -> None:
 
 
 def test_short_prompts_compile_when_first_needed_where_time_is_short(served: Served) -> None:
-    """And what the start has left is compiled once nobody has asked for a while."""
+    """Where time is short, programs of short prompts compile when first needed, and the rest once
+    nobody has asked for a while.
+    """
     ready: list[bool] = []
 
     def progress() -> None:
@@ -600,7 +616,9 @@ def test_the_warmup_ends_where_more_programs_have_no_room(
 def test_a_full_server_says_when_to_come_again(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the body is read, and where its answers have no room in the queue."""
+    """A full server says when to come again, before it reads the body, and where the answers have
+    no room in the queue.
+    """
     monkeypatch.setattr(served.worker, "_seconds", 41.5)
     headers, body = {"Content-Type": "application/json"}, json.dumps(body_of(0))
     for name, holder, value in (("open", served.server, 999), ("queue", served.worker, -9)):
@@ -633,7 +651,9 @@ def test_a_busy_lane_leaves_the_other_its_queue(
 
 
 def test_slow_clients_are_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With half a header, with a body that is refused and goes on, and after an answer."""
+    """Slow clients are closed: with half a header, with a body that is refused and goes on, and
+    after an answer.
+    """
     monkeypatch.setattr(app, "UPLOAD", 0.3)
     monkeypatch.setattr(connections, "UPLOAD", 0.3)
     chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n7fffffff\r\n"
@@ -654,7 +674,7 @@ def test_slow_clients_are_closed(served: Served, monkeypatch: pytest.MonkeyPatch
 def test_a_client_that_reads_nothing_is_closed(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answers fill the buffers of both sides."""
+    """A client that reads nothing is closed once answers fill the buffers of both sides."""
     monkeypatch.setattr(connections, "UPLOAD", 0.3)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -673,7 +693,9 @@ def test_connections_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_second_signal_ends_at_once(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    """Without waiting for a body that is half sent, and without a traceback."""
+    """A second signal ends a server at once, without waiting for a body that is half sent, and
+    without a traceback.
+    """
     listener, web = socket.create_server(("127.0.0.1", 0)), app.web_server(served.server)
     address = listener.getsockname()
     running = threading.Thread(target=web.run, args=([listener],), daemon=True)
@@ -708,7 +730,9 @@ def test_metrics_have_the_names_of_vllms(served: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_counts_its_drafts_as_vllms_does(served: Served, stream: bool) -> None:
-    """Also of several choices, and where the last block is cut."""
+    """An answer counts its drafts as vLLM does, also of several choices, and where the last block
+    is cut.
+    """
     body = body_of(3) | {"stop": None, "max_tokens": NEW, "n": 2}
     result = alone(served, body_of(3) | {"stop": None, "max_tokens": NEW})
     if stream:
@@ -737,7 +761,9 @@ def test_an_answer_counts_its_drafts_as_vllms_does(served: Served, stream: bool)
 
 
 def test_a_prompt_of_several_choices_is_cached_if_the_first_found_it_so(served: Served) -> None:
-    """A later choice may find the prompt that the first one has kept."""
+    """A prompt of several choices counts as cached only if the first choice found it so; a later
+    one may find what the first has kept.
+    """
     result = served.alone.generate(Request("Hi", 2))
     request = SimpleNamespace(prompt=object(), rows=[range(20)])
     tickets: Any = [
@@ -798,7 +824,9 @@ def tested(served: Served, **settings: Any) -> TestClient:
 
 
 def test_a_request_has_an_id_and_a_line_of_the_log(served: Served) -> None:
-    """Its client's, unless it would break the line; of a stream it comes at the end."""
+    """A request has an id, its client's unless it would break the line, and a line of the log; a
+    stream's comes at the end.
+    """
     lines: list[str] = []
     client = tested(served, log=lines.append)
     body = body_of(0) | {"max_tokens": 2, "stream": True}

@@ -1,4 +1,4 @@
-"""What a stream sends of answers that go on while it is written."""
+"""A stream sends each part once of answers that go on while it is written."""
 
 from __future__ import annotations
 
