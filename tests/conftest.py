@@ -151,8 +151,8 @@ def _no_timings() -> None:
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The directories of a tiny target and of a draft that looks through its tower; a KV head
-    `head` is next to them.
+    """Return the directories of a tiny target and of a draft that looks through its tower; a KV
+    head `head` is next to them.
     """
     from tests import tiny
 
@@ -161,7 +161,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def target() -> LoadedModel:
-    """The target that engines of tests decode with."""
+    """Return the target that engines of tests decode with."""
     from tests import tiny
 
     return tiny.loaded(tiny.random_params(tiny.CONFIG))
@@ -169,7 +169,7 @@ def target() -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def draft(target: LoadedModel) -> LoadedModel:
-    """A draft that looks through the target's tower."""
+    """Return a draft that looks through the target's tower."""
     from tests import tiny
 
     tower = {"vision_tower": target.params["vision_tower"]}

@@ -56,8 +56,8 @@ def output_and_gradients(read: Any, *args: Array) -> tuple[Array, tuple[Array, .
 def test_blocks_read_what_whole_scores_do(
     monkeypatch: pytest.MonkeyPatch, queries: int, slots: int, first: int | tuple[int, int]
 ) -> None:
-    """Rows are whole or stand behind others, and blocks end before the queries and slots do, or
-    with them.
+    """Attention in blocks gives what whole scores give, with its gradients, in rows that are whole
+    or stand behind others; blocks end before the queries and slots do, or with them.
     """
     monkeypatch.setattr(attention, "BLOCK", 8)
     args = drawn(queries, slots)
@@ -75,7 +75,9 @@ def test_tokens_of_an_image_read_one_another(
     slots: int,
     first: int | tuple[int, int],
 ) -> None:
-    """Images are longer than blocks and windows, end with a block, or are the row's last tokens."""
+    """Images whose tokens read one another are read in blocks as from whole scores: longer than
+    blocks and windows, at a block's end, or as the row's last tokens.
+    """
     monkeypatch.setattr(attention, "BLOCK", 8)
     q, k, v = drawn(queries, slots, N)
     begin = np.broadcast_to(first, B)[:, None]
@@ -105,7 +107,9 @@ def test_tokens_of_an_image_read_one_another(
 def test_conversations_of_a_row_do_not_read_one_another(
     monkeypatch: pytest.MonkeyPatch, window: int | None
 ) -> None:
-    """Whole, in blocks, and by the kernel; an image ends where a conversation does."""
+    """Conversations of a row do not read one another, whole, in blocks, and by the kernel; an image
+    ends where a conversation does.
+    """
     count = 130
     args, slots = drawn(count, count), jnp.arange(count)
     starts = jnp.asarray([[0, 37, 40, 111], [0, 8, 16, count]])
@@ -125,7 +129,9 @@ def test_conversations_of_a_row_do_not_read_one_another(
 
 
 def test_what_follows_is_not_read() -> None:
-    """Rows are padded at their ends: even NaN there changes no earlier token."""
+    """What follows a token is not read: rows are padded at their ends, and even NaN there changes
+    no earlier token.
+    """
     q, k, v = drawn(2 * BLOCK, 2 * BLOCK)
     positions = jnp.broadcast_to(jnp.arange(2 * BLOCK), (B, 2 * BLOCK))
     clean = attend(q, k, v, positions)
@@ -134,7 +140,9 @@ def test_what_follows_is_not_read() -> None:
 
 
 def test_scores_of_a_long_prompt_never_lie_whole_in_memory() -> None:
-    """The program of short prompts knows no blocks."""
+    """Scores of a long prompt never lie whole in memory; the program of short prompts knows no
+    blocks.
+    """
 
     def arrays(count: int) -> list[int]:
         shapes = [
@@ -154,8 +162,8 @@ def test_scores_of_a_long_prompt_never_lie_whole_in_memory() -> None:
 
 @pytest.mark.parametrize(("count", "split", "owned"), [(130, True, False), (256, True, True)])
 def test_the_kernel_reads_what_whole_scores_do(count: int, split: bool, owned: bool) -> None:
-    """JAX interprets it here, with heads that share keys, alone and with rows and heads split over
-    a mesh.
+    """The kernel, which JAX interprets here, reads what whole scores do, with heads that share
+    keys, alone and with rows and heads split over a mesh.
 
     It also reads within owners, as the tower of Qwen2.5-VL reads within images.
     """
@@ -192,7 +200,9 @@ def test_the_kernels_gradients_are_those_of_whole_scores() -> None:
 
 
 def test_images_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last block is not full, and a row has no image."""
+    """Images are read in blocks as from whole scores, also where the last block is not full, and a
+    row has no image.
+    """
     sizes = [owner_block(64 * tiles) for tiles in (2, 64, 128, 256, 1024)]
     assert sizes == [128, 512, 512, 256, 64]
     monkeypatch.setattr(attention, "BLOCK", 8)
@@ -213,7 +223,9 @@ def reads(visible: np.ndarray, q: Array, k: Array, v: Array) -> Array:
 
 
 def test_a_window_hides_all_but_the_newest_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole, in blocks of which some are hidden as a whole, and by the kernel."""
+    """A window hides all tokens except the newest, whole, in blocks of which some are hidden as a
+    whole, and by the kernel.
+    """
     positions = np.stack([np.arange(20, 60), np.arange(3, 43)])
     distance = positions[..., None] - np.arange(70)
     args = drawn(40, 70)
@@ -229,7 +241,9 @@ def test_a_window_hides_all_but_the_newest_tokens(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_window_counts_the_positions_of_a_tree() -> None:
-    """Nodes 0 to 7 have the parents -, 0, 0, 1, 2, 3, 5, 6; the pass reads the last five."""
+    """A window counts the positions of a tree, not its slots. Nodes 0 to 7 have the parents -, 0,
+    0, 1, 2, 3, 5, 6; the pass reads the last five.
+    """
     parents, roots, count = (-1, 0, 0, 1, 2, 3, 5, 6), (4, 1), 5
     nodes = len(parents)
     depth, seen = np.zeros(nodes, int), np.zeros((nodes, nodes), bool)

@@ -1,4 +1,4 @@
-"""`jaxspec generate`: good runs on tiny checkpoints, and every kind of bad input."""
+"""`jaxspec generate` answers on tiny checkpoints, and refuses every kind of bad input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WEB = "https://a.org/b"
 
 @pytest.fixture(scope="module")
 def world(pair: tuple[Path, Path]) -> Path:
-    """A folder with `target`, `draft` and pictures of every kind."""
+    """Return a folder with `target`, `draft` and pictures of every kind."""
     path = pair[0].parent
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
     rgb = Image.fromarray(pixels)
@@ -59,7 +59,9 @@ Run = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def run(world: Path, said: Callable[..., str]) -> Run:
-    """Return what gives the JSON that `generate` prints; its models are those of `world`."""
+    """Return a function that gives the JSON that `generate` prints; its models are those of
+    `world`.
+    """
 
     def call(*args: object, draft: str | None = "draft", views: str | None = "M,T") -> Any:
         models = ["--target", world / "target", *(["--draft", world / draft] if draft else [])]
@@ -105,7 +107,9 @@ def test_a_head_drafts_alone_or_with_a_model(world: Path, run: Run) -> None:
 def test_messages_are_a_prompt_in_another_form(
     world: Path, run: Run, said: Callable[..., str]
 ) -> None:
-    """The same tokens, with images of a file's folder and of --image, and a system prompt."""
+    """Messages give the tokens of the same prompt as options, with images of a file's folder and of
+    --image, and a system prompt.
+    """
     text = {"type": "text", "text": "Hi"}
     page, next_page = {"type": "image", "path": "rgb.png"}, {"type": "image"}
     system = {"role": "system", "content": "Be kind."}
@@ -182,7 +186,9 @@ def test_the_demo_tells_what_drafting_was_worth(
     model: str, drafter: str, world: Path, tmp_path: Path, said: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """With tiny models in the place of the shipped ones, and with or without SmolLM2's wheel."""
+    """The demo tells what drafting was worth, here with tiny models in the place of the shipped
+    ones, and with or without SmolLM2's wheel.
+    """
     contest = demo.CONTESTS[model]._replace(target=str(world / "target"), runs=1)
     (tmp_path / contest.name).mkdir()
     for name, there in {"target": "target", "draft": "draft", "kv_head": "head"}.items():
@@ -304,8 +310,8 @@ def test_options_without_effect_are_named(world: Path, capsys: pytest.CaptureFix
 
 
 def test_a_first_answer_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:
-    """Torch, plots and training stay unread, and programs are kept in the user's cache directory:
-    also where a process was killed while it wrote there.
+    """A first answer leaves torch, plots and training unread, and keeps programs in the user's
+    cache directory, also where a process was killed while it wrote there.
     """
     assets = Path(demo.ASSETS)
     args = ["generate", "--target", assets / "mini/target", "--draft", assets / "mini/draft"]
@@ -420,7 +426,9 @@ def test_a_model_of_fewer_rows_than_its_tokeniser_has_words(
 def test_a_text_target(
     world: Path, tmp_path: Path, said: Callable[..., str], refusal: Refusal
 ) -> None:
-    """With a text draft, and with the tokeniser's own chat template."""
+    """A text target answers with a text draft and the tokeniser's own chat template, and takes no
+    image.
+    """
     text = text_config(tiny.CONFIG)
     words, params = tiny.tokenizer(), tiny.random_params(text)
     words.chat_template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"

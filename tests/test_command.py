@@ -1,4 +1,4 @@
-"""How commands end: in one line, whatever ends them."""
+"""Commands end in one line, whatever ends them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def start(body: str, stdout: int, stderr: int = subprocess.PIPE) -> subprocess.P
 
 
 def test_output_that_nobody_reads_ends_a_program_silently_and_one_without_room_in_a_line() -> None:
-    """Of programs that run side by side; one has no room to tell it, either."""
+    """Output that nobody reads ends a program silently, and output without room ends it in a line,
+    unless that has no room either. The programs run side by side.
+    """
     children = {}
     read, write = os.pipe()
     os.close(read)
@@ -58,7 +60,7 @@ def test_output_that_nobody_reads_ends_a_program_silently_and_one_without_room_i
 
 @pytest.fixture
 def interrupts() -> Iterator[None]:
-    """Ctrl-C is an exception, wherever the tests run, and they go on after it."""
+    """Make Ctrl-C an exception, wherever the tests run, after which they go on."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -106,7 +108,9 @@ def test_other_errors_pass() -> None:
     ],
 )
 def test_ctrl_c_while_modules_are_read_is_one_line(program: str, words: str) -> None:
-    """An exception there makes jaxlib fail, or crash."""
+    """Ctrl-C while modules are read ends in one line, where an exception would make jaxlib fail, or
+    crash.
+    """
     code = f"""
 import signal, sys
 class Interrupted:
@@ -125,7 +129,7 @@ sys.meta_path.insert(0, Interrupted())
 
 
 def ended(body: str, shell: str = 'exec "$0" -c "$1"', **more: str) -> tuple[int, str, str]:
-    """(exit code, output, errors) of a program that a line of the shell begins."""
+    """Return (exit code, output, errors) of a program that a line of the shell begins."""
     words = ["sh", "-c", shell, sys.executable, BEGIN + body]
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | more
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
@@ -133,7 +137,7 @@ def ended(body: str, shell: str = 'exec "$0" -c "$1"', **more: str) -> tuple[int
 
 
 def test_streams_may_be_closed(tmp_path: Path) -> None:
-    """And a file that is opened later is not what libraries write to."""
+    """Streams may be closed, and a file that is opened later is not what libraries write to."""
     write = (
         f"file = open({str(tmp_path / 'file')!r}, 'w'); import os; os.write(1, b'x'); "
         "os.write(2, b'x'); print('y')"

@@ -1,4 +1,4 @@
-"""The context of a model: how many tokens its prompts and answers may have, stretched ones too."""
+"""A model's context says how many tokens its prompts and answers may have, stretched ones too."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STRETCHED = replace(
 def test_the_context_is_what_vllm_serves(
     kind: Any, positions: int, scaling: dict[str, Any] | None, context: int
 ) -> None:
-    """Or what config.json says, where that is more."""
+    """The context is what vLLM serves, or what config.json says where that is more."""
     config = kind.from_hf({"max_position_embeddings": positions, "rope_scaling": scaling})
     assert config.context == context
 

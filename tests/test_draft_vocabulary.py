@@ -1,5 +1,5 @@
-"""Drafts that score few tokens: the same scores of these, none of others, in decoding, in training
-and in files.
+"""Drafts that score few tokens give these the same scores, and others none, in decoding, in
+training and in files.
 
 That nothing is lost is in tests/decoding/test_sampling_law.py and, greedy, in
 tests/decoding/test_gemma.py.

@@ -232,7 +232,7 @@ def sets(folder: str) -> list[str]:
 
 
 class Claim:
-    """A claim's verdict, with the numbers and the margins that it is of."""
+    """Hold a claim's verdict, with the numbers and the margins that it is of."""
 
     def __init__(self, text: str) -> None:
         self.numbers: set[float] = set()
@@ -308,7 +308,7 @@ VERDICTS = "holds", "partly", "no difference", "fails"
 
 
 def test_findings_count_the_verdicts() -> None:
-    """A line of the first table is a paper: how many of its claims have each verdict."""
+    """docs/findings.md counts, for each paper, how many of its claims have each verdict."""
     counts = {}
     for section in CLAIMS.split("\n## ")[1:]:
         verdicts = [Claim(claim).verdict for claim in CLAIM.findall(section)]
@@ -377,7 +377,9 @@ def test_a_verdict_follows_from_cells() -> None:
 
 
 def test_a_margin_is_of_blocks_or_of_samples() -> None:
-    """A hundred blocks, half with no and half with two accepted tokens, are judged; then a wider interval."""
+    """A margin is of a row's blocks, here a hundred, half with no and half with two accepted
+    tokens, or of its samples where that interval is wider.
+    """
     row: dict[str, Any] = {"acceptance_histogram": [50, 0, 50]}
     assert half_interval(row) == pytest.approx(0.196)
     assert half_interval(row | {"low": 1.5, "high": 2.5}) == 0.5
@@ -394,7 +396,9 @@ def test_every_figure_of_a_page_is_in_the_results_that_it_names(page: Path) -> N
 
 
 def test_a_stale_figure_is_found() -> None:
-    """By its own name, its section's, and a formula whose figures are gone."""
+    """A stale figure is found by its own folder's name, its section's, or a formula whose figures
+    are gone.
+    """
     page = (
         "# A\nIt is 1.23 (`smollm2_gamma3/`).\n\n| a |\n|---|\n| 1.85 |\n| 1.86 |\n\n# B\n\n"
         "- LLaVA-1.5: 1.24\n"
@@ -417,7 +421,7 @@ def compared(folder: str) -> tuple[int, int]:
 
 
 def test_the_numbers_of_equal_answers_are_those_of_the_results() -> None:
-    """README and docs/exactness.md name these numbers."""
+    """README and docs/exactness.md name the numbers of equal answers that the results have."""
     readme, exactness = (
         re.sub(r"\s+", " ", (ROOT / page).read_text(encoding="utf-8"))
         for page in ("README.md", "docs/exactness.md")
@@ -472,7 +476,9 @@ def test_what_was_compiled_is_named_among_what_ran() -> None:
 
 
 def test_the_papers_words_name_fields_of_results() -> None:
-    """In the last column of their table in docs/glossary.md."""
+    """The papers' words, in the last column of their table in docs/glossary.md, name fields of
+    results.
+    """
     page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     section = page.partition("## The papers' words")[2].partition("\n## ")[0]
     named = {
@@ -507,7 +513,9 @@ def test_tables_of_speed_have_decoding_and_whole_calls() -> None:
 
 
 def test_every_folder_of_results_is_named_by_a_page() -> None:
-    """`a_gamma3/` to `a_gamma7/` names those between them, too."""
+    """Every folder of results is named by a page; `a_gamma3/` to `a_gamma7/` names those between
+    them, too.
+    """
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), RESULTS / "README.md"]
     named = {without_digits(name) for page in pages for name in folders(page.read_text("utf-8"))}
     there = {path.name for path in RESULTS.iterdir() if path.is_dir()}
@@ -515,7 +523,7 @@ def test_every_folder_of_results_is_named_by_a_page() -> None:
 
 
 def test_results_name_the_command_that_made_them() -> None:
-    """The list in results/README.md sends readers there."""
+    """Results name the command that made them, as the list in results/README.md says."""
     paths = sorted(RESULTS.rglob("results.json"))
     runs = {path: json.loads(path.read_text(encoding="utf-8"))["run"] for path in paths}
     assert [path for path, run in runs.items() if not run["command"]] == []

@@ -1,4 +1,4 @@
-"""Files and directories that are there whole or not at all."""
+"""Files and directories are there whole or not at all."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_a_directory_keeps_what_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_what_a_kill_left_is_restored_or_cleared(tmp_path: Path) -> None:
-    """Killed between two renames, the old directory has another name; killed before, a half is
-    left.
+    """What a kill left is restored or cleared: killed between two renames, the old directory has
+    another name; killed before, a half is left.
     """
     out = tmp_path / "out"
     fill(out, "own1")
@@ -145,7 +145,9 @@ def test_a_directory_has_one_writer(tmp_path: Path) -> None:
 
 
 def test_a_neighbours_half_is_let_alone(tmp_path: Path) -> None:
-    """Names that begin with another's and a dot, as versions have."""
+    """A neighbour's half is let alone if its name begins with another's and a dot, as versions
+    have.
+    """
     with whole_directory(tmp_path / "qwen2.5", lambda name: True) as fresh:
         (fresh / "first").touch()
         fill(tmp_path / "qwen2", "own")

@@ -112,7 +112,9 @@ def test_arguments_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_options_of_the_source_are_those_of_the_help(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The quick check refuses none of them, and suggests no other."""
+    """The quick check knows all options of the help: it refuses none of them, and suggests no
+    other.
+    """
     text = printed(f"jaxspec {name}", 120, monkeypatch, "--help")
     lines = {
         name

@@ -52,8 +52,8 @@ HEAVY = {
 
 
 def imported_names(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import in a module of `package`, inside functions too, and of
-    flax.nnx.
+    """Yield (line, dotted name) of every import in a module of `package`, inside functions too, and
+    of flax.nnx.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -71,7 +71,7 @@ def imported_names(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
 
 
 def complaints(source: str, parts: tuple[str, ...]) -> list[str]:
-    """What is wrong with the imports of the module `jaxspec/<parts>.py` (or
+    """Return what is wrong with the imports of the module `jaxspec/<parts>.py` (or
     `<parts>/__init__.py`).
     """
     here = parts[0]
@@ -114,8 +114,8 @@ def test_what_scripts_share_imports_none_of_them(path: Path) -> None:
 
 
 def test_no_circle() -> None:
-    """Neither of files, imports inside functions counted, nor of eval/ and the presets, which are
-    made of its parts.
+    """Imports make no circle of files, imports inside functions counted, nor of eval/ and the
+    presets, which are made of its parts.
     """
     root = PACKAGE.parent
     files = [

@@ -1,4 +1,4 @@
-"""int8 weights: what a matrix loses, which parameters change, and models that are loaded with
+"""A matrix in int8 loses little, only the matrices of layers change, and models are loaded with
 them.
 """
 
@@ -35,7 +35,9 @@ def flat(params: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_layer_is_off_by_half_a_step_of_each_weight(dtype: jnp.dtype) -> None:
-    """|x W - x Q s| <= |x| (1 s / 2), and in 16 bits what rounding of x W itself may add."""
+    """An int8 layer is off by half a step of each weight: |x W - x Q s| <= |x| (1 s / 2), and in 16
+    bits what rounding of x W itself may add.
+    """
     rng = np.random.default_rng(0)
     rows = 10.0 ** rng.integers(-4, 2, (48, 1))  # channels differ by orders of magnitude
     matrix = (rng.normal(size=(48, 64)) * rows).astype(np.float32)
@@ -55,7 +57,9 @@ def test_a_layer_is_off_by_half_a_step_of_each_weight(dtype: jnp.dtype) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_matrices_of_the_decoders_layers_are_quantised(family: str) -> None:
-    """And nothing else; each scale has a row in the table of shardings."""
+    """The matrices of the decoder's layers are quantised, and nothing else; each scale has a row in
+    the table of shardings.
+    """
     config = CHECKPOINTS[family]()[0] if family in CHECKPOINTS else tiny.CONFIG.text_config
     before, after = flat(abstract_params(config)), flat(abstract_params(config, weights="int8"))
     changed = {path for path in before if after[path].dtype == jnp.int8}
@@ -76,7 +80,9 @@ def test_the_matrices_of_the_decoders_layers_are_quantised(family: str) -> None:
 
 @pytest.mark.parametrize("mesh", [None, 4])
 def test_loading_quantises_what_the_files_hold(pair: tuple[Path, Path], mesh: int | None) -> None:
-    """Whatever the dtype of the computation; on a mesh each device holds its part."""
+    """Loading quantises what the files hold, whatever the dtype of the computation; on a mesh each
+    device holds its part.
+    """
     split = mesh and make_mesh(model=mesh)
     expected = flat(int8_params(LoadedModel.load(pair[0]).params))
     loaded = LoadedModel.load(pair[0], jnp.dtype("bfloat16"), mesh=split, weights="int8")

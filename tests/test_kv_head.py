@@ -1,5 +1,5 @@
-"""The KV head against its definition: a loop over anchors, each with keys and values of its own, in
-float64.
+"""The KV head computes its definition: a loop over anchors, each with keys and values of its own,
+in float64.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ ANCHORS = np.asarray([[10, 11, 12], [5, 7, 12], [1, 2, 12]])
 
 
 def random_head(config: KVHeadConfig, seed: int = 0) -> Params:
-    """Parameters that all differ from their initial values."""
+    """Return parameters that all differ from their initial values."""
     rng = np.random.default_rng(seed)
     shapes = init_head(config, None, jax.random.key(0))
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape) + (x.ndim == 1)), shapes)
@@ -71,7 +71,7 @@ def random_head(config: KVHeadConfig, seed: int = 0) -> Params:
 @pytest.mark.full
 @pytest.mark.parametrize("name", VARIANTS)
 def test_anchored_blocks_are_the_loop_over_anchors(name: str, tmp_path: Path) -> None:
-    """The loop is run by PyTorch, from the files alone."""
+    """Anchored blocks are the loop over anchors, which PyTorch runs from the files alone."""
     torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
     from tests.tiny.kv_head_reference import run_block
 

@@ -24,7 +24,7 @@ def ours(name: str) -> bool:
 
 
 def loaded(name: str) -> ModuleType | None:
-    """The module, or None if it needs a package that is not installed here."""
+    """Return the module, or None if it needs a package that is not installed here."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -34,7 +34,7 @@ def loaded(name: str) -> ModuleType | None:
 
 
 def faults(tree: ast.Module) -> Iterator[str]:
-    """Lines that import what a module of ours lacks, or read it as an attribute."""
+    """Yield lines that import what a module of ours lacks, or read it as an attribute."""
     modules = dict[str, ModuleType | None]()
     for node in ast.walk(tree):
         try:

@@ -1,4 +1,4 @@
-"""Options of a new head: those that its kind lacks are refused, and its numbers are checked."""
+"""Options of a new head that its kind lacks are refused, and its numbers are checked."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def test_options_that_make_no_head_are_refused(options: dict[str, Any], line: st
 
 
 def test_defaults_and_pooled_images_are_options_of_every_kind() -> None:
-    """As the command line gives all options, and as a KV head's recipe trains other kinds."""
+    """Defaults and pooled images are options of every kind, as the command line gives all options,
+    and as a KV head's recipe trains other kinds.
+    """
     pooled = {"image_slots": 2, "slot_bias": True, "pooling": "linear"}
     defaults = {"layers": 1, "target_layers": (), "width": 1024, "markov": 0, "own_keys": True}
     head = new_head(tiny.CONFIG, feature="eagle1", images="zero", **pooled, **defaults)

@@ -1,4 +1,4 @@
-"""The pictures of the pages: drawn from the results, whole, with titles, for any renderer."""
+"""The pictures of the pages are drawn from the results, whole, with titles, for any renderer."""
 
 from __future__ import annotations
 

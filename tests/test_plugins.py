@@ -12,8 +12,8 @@ from jaxspec.plugins import plugins
 
 
 def test_a_package_adds_a_model_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is found as pip installs it, next to those of this checkout, and only its own id loads
-    it.
+    """A package adds a model by its id: it is found as pip installs it, next to those of this
+    checkout, and only its own id loads it.
     """
     note = tmp_path / "toys-1.0.dist-info"
     note.mkdir()

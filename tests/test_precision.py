@@ -1,4 +1,4 @@
-"""What models multiply in: float32 in all its bits, and logits in float32 whatever the weights
+"""Models multiply in float32 with all its bits, and make logits in float32 whatever the weights
 are.
 """
 
@@ -25,7 +25,7 @@ ROWS = PromptRows(jnp.asarray([[1, 5, 6]], jnp.int32), jnp.asarray([3], jnp.int3
 
 @pytest.fixture
 def unset() -> Iterator[None]:
-    """A process that says nothing of precision, unlike the tests' own."""
+    """Leave the precision as in a process that says nothing of it, unlike the tests' own."""
     before = jax.config.values["jax_default_matmul_precision"]
     jax.config.update("jax_default_matmul_precision", None)
     yield
@@ -37,7 +37,7 @@ def half(params: Params) -> Params:
 
 
 def precisions(function: Any, *args: Any) -> set[Any]:
-    """The precisions of all products that a function makes."""
+    """Return the precisions of all products that a function makes."""
 
     def products(jaxpr: Any) -> Iterator[Any]:
         for eqn in jaxpr.eqns:

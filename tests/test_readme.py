@@ -39,7 +39,7 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_family_is_described(model_type):
-    """By a row of its own in docs/families.md."""
+    """Every family is described by a row of its own in docs/families.md."""
     family, page = FAMILIES[model_type], (ROOT / "docs/families.md").read_text(encoding="utf-8")
     (row,) = re.findall(rf"^\| `{model_type}` \| (.+) \|$", page, re.MULTILINE)
     title, image_input, *_ = (cell.strip() for cell in row.split("|"))
@@ -48,7 +48,9 @@ def test_every_family_is_described(model_type):
 
 
 def test_the_recipes_are_listed_with_their_lengths():
-    """Every preset is in the table; a line's last cell, if any, has the stages of all its recipes."""
+    """Every recipe's preset is in the table; a line's last cell, if any, has the stages of all its
+    recipes.
+    """
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").partition("## Recipes")[2]
     named = []
     for line in re.findall(r"^\| `.*\|$", page.partition("\n## ")[0], re.MULTILINE):
@@ -83,7 +85,9 @@ def sentences(page: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", READ, ids=page_name)
 def test_a_sentence_has_at_most_three_numbers(page: Path):
-    """More belong in a table. Sizes in names, as in `7B`, and digits in code are not counted."""
+    """A sentence has at most three numbers; more belong in a table. Sizes in names, as in `7B`, and
+    digits in code are not counted.
+    """
     crowded = {
         sentence: found
         for sentence in sentences(page)
@@ -94,7 +98,7 @@ def test_a_sentence_has_at_most_three_numbers(page: Path):
 
 @pytest.mark.parametrize("page", READ, ids=page_name)
 def test_running_text_names_no_folder_of_results(page: Path):
-    """A link leads there, or a table has a column."""
+    """Running text names no folder of results: a link leads there, or a table has a column."""
     if page.is_relative_to(ROOT / "results"):
         return
     there = {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
@@ -110,7 +114,7 @@ def test_a_page_begins_with_what_its_reader_can_do_after_it(page: Path):
 
 @pytest.mark.parametrize("page", READ, ids=page_name)
 def test_a_page_can_be_read_at_one_sitting(page: Path):
-    """It has at most 1,500 words outside of code and tables that a command writes."""
+    """A page has at most 1,500 words outside of code and tables that a command writes."""
     text = re.sub(
         r"<!-- (\w+): python.*?<!-- /\1 -->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL
     )
@@ -119,8 +123,9 @@ def test_a_page_can_be_read_at_one_sitting(page: Path):
 
 
 def test_the_readmes_first_block_works_in_a_fresh_shell(tmp_path: Path) -> None:
-    """As it is copied, with ADDRESS filled in. In place of an installation the environment records
-    which commands `make` and the block find; their own tests run them.
+    """README's first block works in a fresh shell as it is copied, with ADDRESS filled in. In place
+    of an installation the environment records which commands `make` and the block find; their own
+    tests run them.
     """
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     block = page.partition("```sh\n")[2].partition("```")[0]
@@ -166,7 +171,7 @@ def test_make_demo_installs_what_the_blocks_commands_need() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may name of a page: its headings, as GitHub writes them."""
+    """Return what a link may name of a page: its headings, as GitHub writes them."""
     headings = re.findall(
         r"^#+ (.+)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
     )
@@ -186,7 +191,9 @@ def test_links_lead_somewhere(page: Path):
 
 @every_page
 def test_files_that_are_named_exist(page: Path):
-    """Files of the package may be named without its name, as `engine/engine.py`."""
+    """Files that a page names exist; those of the package may be named without its name, as
+    `engine/engine.py`.
+    """
     own = "|".join(path.name for path in (ROOT / "jaxspec").iterdir() if path.is_dir())
     named = re.findall(
         rf"`((?:{'|'.join(FOLDERS)}|{own})/[\w/.-]*)`", page.read_text(encoding="utf-8")
@@ -199,7 +206,7 @@ def test_files_that_are_named_exist(page: Path):
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "results" / "README.md"], ids=page_name)
 def test_modules_that_are_named_exist(page: Path):
-    """In `python -m eval.latency mini`, and the like."""
+    """Modules that a page names, as in `python -m eval.latency mini`, exist."""
     text = page.read_text(encoding="utf-8").partition("\n## 0.")[0]  # a release names what it had
     named = re.findall(r"python -m ((?:eval|train|tests)\.[a-z_]+)", text)
     places = [ROOT.joinpath(*name.split(".")) for name in named]
@@ -209,7 +216,7 @@ def test_modules_that_are_named_exist(page: Path):
 
 
 def legend(text: str) -> dict[str, str]:
-    """Letters and what they mean, of a table of both."""
+    """Return letters and what they mean, of a table of both."""
     pairs = re.findall(r"\| *([A-Z]) *\| *([^|]*?) *(?=\|)", text)
     assert len(dict(pairs)) == len({meaning for _, meaning in pairs}) == len(pairs) > 0
     return dict(pairs)
@@ -219,8 +226,8 @@ LETTERS = legend(typing.__doc__ or "")
 
 
 def dimensions(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, dimension) of all annotations and einsums; of einsums only the large letters, the
-    others are local.
+    """Yield (line, dimension) of all annotations and einsums; of einsums only the large letters,
+    the others are local.
     """
     for node in ast.walk(tree):
         match node:
@@ -234,9 +241,7 @@ def dimensions(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_every_letter_has_a_meaning():
-    """Words say what they mean; what is shorter is a letter of the legend, and the legend has no
-    others.
-    """
+    """Every dimension is a word, or a letter of the legend, and the legend has no others."""
     met, unknown = set(), []
     for path in sorted((ROOT / "jaxspec").rglob("*.py")):
         for line, dimension in dimensions(ast.parse(path.read_text(encoding="utf-8"))):

@@ -100,8 +100,8 @@ def test_mixture_is_filtered_after_mixing(
 
 
 def test_top_p_of_one_keeps_a_long_tail_beside_a_narrow_row() -> None:
-    """The head's mass rounds to one in float32; the tail must stay, as it does when no row is
-    narrow.
+    """A top-p of one keeps a long tail next to a narrow row, although the head's mass rounds to one
+    in float32.
     """
     logits = np.zeros((2, 30_000), np.float32)
     logits[:, 0] = 25.0
@@ -118,8 +118,8 @@ def test_a_temperature_near_zero_is_almost_greedy(temperature: float) -> None:
 
 @given(seeds, st.integers(0, V), st.integers(1, 128))
 def test_equals_go_by_index(seed: int, top_k: int, share: int) -> None:
-    """Shares of 64 and sums of them are exact, so that ties, and masses that are just reached, are
-    decided exactly.
+    """Equal probabilities go by index. Shares of 64 and sums of them are exact, so that ties, and
+    masses that are just reached, are decided exactly.
     """
     shares = np.random.default_rng(seed).multinomial(64, [1 / V] * V)
     # one at a time: after the other, the shares are of another whole
@@ -197,8 +197,8 @@ def test_draws_follow_the_weights_at_any_scale() -> None:
 
 
 def test_siblings_are_draws_without_replacement() -> None:
-    """All ordered pairs against q(x) q(y) / (1 - q(x)), and the first of them is what `draw`
-    draws.
+    """Siblings are draws without replacement: all ordered pairs follow q(x) q(y) / (1 - q(x)), and
+    the first of them is what `draw` draws.
     """
     q = np.asarray([0.4, 0.3, 0.2, 0.1, 0.0], np.float32)
     keys, cold = jax.random.split(jax.random.key(0), 100_000), jnp.zeros(100_000, bool)
@@ -212,8 +212,8 @@ def test_siblings_are_draws_without_replacement() -> None:
 
 
 def test_siblings_past_what_can_be_drawn_are_the_likeliest() -> None:
-    """Two tokens pass the filters of the first row; the second row is greedy, and its probabilities
-    tiny.
+    """Siblings past what can be drawn are the likeliest: two tokens pass the filters of the first
+    row; the second row is greedy, and its probabilities tiny.
     """
     mixed = jnp.asarray([[0.1, 0.4, 0.2, 0.3, 0.0], [2e-30, 1e-36, 3e-30, 1.0, 1e-30]])
     probs = jnp.asarray([[0.0, 0.6, 0.0, 0.4, 0.0], [0.0, 0.0, 0.0, 1.0, 0.0]])
@@ -246,8 +246,8 @@ def test_likeliest_is_the_first_of_the_largest(seed: int, shape: tuple[int, ...]
 
 
 def test_the_mixture_is_made_without_a_product_that_devices_round() -> None:
-    """The law of the first token of a block: drawn from the normalised mixture, accepted against
-    the mixture.
+    """The mixture is made without a product that devices round, so a block's first token, drawn
+    from the normalised mixture and accepted against the mixture, follows the law.
     """
     rng = np.random.default_rng(0)
     views = jnp.asarray(rng.dirichlet([0.05, 0.2, 0.2], (2, 64)), jnp.float32)

@@ -1,5 +1,5 @@
-"""What a tied head says is the product with every embedding, however many rows there are, and so is
-its gradient.
+"""A tied head's scores are the product with every embedding, however many rows there are, and so is
+their gradient.
 """
 
 from __future__ import annotations

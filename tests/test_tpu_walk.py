@@ -1,5 +1,5 @@
-"""train/slice.sh and the lines of docs/tpu.md, against a stub of `gcloud`: no way through them
-leaves an idle slice that is billed.
+"""No way through train/slice.sh and the lines of docs/tpu.md, against a stub of `gcloud`, leaves an
+idle slice that is billed.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def test_what_ended_training_decides_what_follows(
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if "slice.sh" in b and "export TPU" not in b])
 def test_the_lines_of_the_page_lead_to_their_end(block: str, tmp_path: Path) -> None:
-    """Each block begins without a slice and ends without one."""
+    """The lines of the page lead to their end: each block begins without a slice and ends without
+    one.
+    """
     lines = re.sub("^jaxspec .*", "", block, flags=re.MULTILINE).replace(
         "train/slice.sh", str(SLICE)
     )
@@ -182,7 +184,9 @@ esac
 
 
 def test_words_reach_the_host_as_they_are_and_keys_are_on_no_command_line(tmp_path: Path) -> None:
-    """The stubs run what they are given, as a host does."""
+    """Words reach the host as they are, and keys are on no command line; the stubs run what they
+    are given, as a host does.
+    """
     for folder in ("bin", "host"):
         (tmp_path / folder).mkdir()
     for name in ("gcloud", "git", "tmux", "python3.12", "sudo", "sleep"):

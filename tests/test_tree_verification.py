@@ -1,5 +1,5 @@
-"""Verifying trees: the longest matching path at temperature 0, the target's law above, chains as a
-special case.
+"""Verifying trees accepts the longest matching path at temperature 0, follows the target's law
+above, and treats chains as a special case.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ jit_tree_rejection = jax.jit(tree_rejection)
 
 
 def siblings(rng: np.random.Generator, probs: np.ndarray, count: int) -> np.ndarray:
-    """`count` tokens drawn without replacement from each distribution [..., V]; then the smallest
-    that are left.
+    """Return `count` tokens drawn without replacement from each distribution [..., V]; then the
+    smallest that are left.
     """
     left, out = probs.astype(np.float64), []
     for _ in range(count):
@@ -69,7 +69,7 @@ def siblings(rng: np.random.Generator, probs: np.ndarray, count: int) -> np.ndar
 
 
 def block(tokens: np.ndarray, q: np.ndarray | None, shape: Tree) -> Draft:
-    """A drafted tree; `q` [B, E, V] at the nodes with children."""
+    """Return a drafted tree; `q` [B, E, V] at the nodes with children."""
     batch = len(tokens)
     expanded = np.full(len(shape.seen), -1)
     expanded[shape.inner] = np.arange(len(shape.inner))
@@ -87,7 +87,9 @@ def block(tokens: np.ndarray, q: np.ndarray | None, shape: Tree) -> Draft:
 @settings(max_examples=40)
 @given(seeds)
 def test_a_chain_is_a_tree(seed: int) -> None:
-    """The same verdict, draw for draw, greedy and sampled rows in one batch."""
+    """A chain is a tree: it has the same verdict, draw for draw, greedy and sampled rows in one
+    batch.
+    """
     rng = np.random.default_rng(seed)
     p, q, greedy = distributions(rng, B, J + 1), distributions(rng, B, J), rng.random(B) < 0.3
     best = rng.integers(0, 2, (2, B, J + 1), dtype=np.int32)
@@ -169,7 +171,8 @@ def law_p_value(
     chosen: bool = False,
     told: float | None = None,
 ) -> float:
-    """p-value of the first three tokens that `verify` emits, as draws from the target's tables.
+    """Return the p-value of the first three tokens that `verify` emits, as draws from the target's
+    tables.
 
     `chosen`: the tokens are not draws to the verifier. `told`: the value that it sees in place of
     every probability of q.
@@ -210,12 +213,12 @@ def with_replacement(rng: np.random.Generator, probs: np.ndarray, count: int) ->
 
 
 def backwards(rng: np.random.Generator, probs: np.ndarray, count: int) -> np.ndarray:
-    """Siblings tried in another order than that in which they were drawn."""
+    """Try siblings in another order than that in which they were drawn."""
     return siblings(rng, probs, count)[:, ::-1]
 
 
 def likelier_first(rng: np.random.Generator, probs: np.ndarray, count: int) -> np.ndarray:
-    """Drawn siblings sorted by their probability, as a tree pruned by joint probability would keep
+    """Sort drawn siblings by their probability, as a tree pruned by joint probability would keep
     them.
     """
     found = siblings(rng, probs, count)
@@ -224,7 +227,7 @@ def likelier_first(rng: np.random.Generator, probs: np.ndarray, count: int) -> n
 
 
 def mutant(old: str, new: str) -> Verify:
-    """`tree_rejection` with a piece of its source replaced."""
+    """Return `tree_rejection` with a piece of its source replaced."""
     source = inspect.getsource(tree_rejection)
     assert source.count(old) == 1, old
     names: dict[str, Any] = dict(vars(verification))
@@ -239,7 +242,9 @@ def test_sequences_follow_the_target(seed: int, narrow: bool) -> None:
 
 @pytest.mark.parametrize("told", [0.0, np.nan])
 def test_a_draft_without_distributions_changes_nothing(told: float) -> None:
-    """The law holds for a q without mass, or of what is no number."""
+    """A draft without distributions changes nothing: the law holds for a q without mass, or of what
+    is no number.
+    """
     assert law_p_value(tree_rejection, 4, told=told) > 1e-4
 
 
@@ -274,7 +279,7 @@ def test_the_law_rejects_mutants(old: str, new: str) -> None:
 
 
 def test_greedy_rows_beside_sampled_ones() -> None:
-    """The same rows alone give the same verdicts."""
+    """Greedy rows next to sampled ones get the verdicts that they get alone."""
     rng = np.random.default_rng(1)
     p, q = distributions(rng, B, 7), distributions(rng, B, 3)
     greedy = np.arange(B) % 2 == 0

@@ -30,14 +30,16 @@ jit_residual = jax.jit(residual)
 
 
 def distributions(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Random distributions over V tokens, float32, peaked, some of them with impossible tokens."""
+    """Return random distributions over V tokens, float32, peaked, some of them with impossible
+    tokens.
+    """
     probs = rng.dirichlet(np.full(V, 0.6), shape)
     probs[probs < 0.02] = 0
     return (probs / probs.sum(-1, keepdims=True)).astype(np.float32)
 
 
 def drawn(rng: np.random.Generator, probs: np.ndarray) -> np.ndarray:
-    """One token for each distribution [..., V], without jaxspec."""
+    """Draw one token from each distribution [..., V], without jaxspec."""
     below = np.cumsum(probs, axis=-1, dtype=np.float64)
     token = (rng.random(probs.shape[:-1])[..., None] >= below / below[..., -1:]).sum(-1)
     assert (np.take_along_axis(probs, token[..., None], -1) > 0).all()
@@ -61,7 +63,9 @@ COLD, WARM = jnp.ones(B, bool), jnp.zeros(B, bool)
 
 @given(seeds)
 def test_accepted_and_residual_mass_make_the_target(seed: int) -> None:
-    """P(x) = min(p, q)(x) + P(rejection) * norm(residual)(x) is p(x), for every token x."""
+    """Accepted and residual mass make the target: P(x) = min(p, q)(x) + P(rejection) *
+    norm(residual)(x) is p(x), for every token x.
+    """
     p, q = distributions(np.random.default_rng(seed), 2, B)
     accepted = np.minimum(p, q)
     left = np.asarray(jit_residual(p, q, WARM))
@@ -132,8 +136,8 @@ def test_greedy_is_the_longest_matching_prefix(pairs: list[list[tuple[int, int]]
 
 @given(seeds)
 def test_a_greedy_draft_for_a_sampled_target_and_back(seed: int) -> None:
-    """One-hot q: the token is accepted with probability p(x). One-hot p: the emitted block is
-    p's.
+    """With a one-hot q the token is accepted with probability p(x); with a one-hot p the emitted
+    block is p's.
     """
     rng = np.random.default_rng(seed)
     p, tokens = distributions(rng, B, J + 1), rng.integers(0, V, (B, J), dtype=np.int32)
@@ -156,7 +160,9 @@ def test_a_greedy_draft_for_a_sampled_target_and_back(seed: int) -> None:
 
 
 def law_p_value(verify: Verify, seed: int) -> float:
-    """p-value of the first three tokens that `verify` emits, as draws from the target's tables."""
+    """Return the p-value of the first three tokens that `verify` emits, as draws from the target's
+    tables.
+    """
     rng = np.random.default_rng(seed)
     p0, p1, p2 = distributions(rng), distributions(rng, V), distributions(rng, V, V)
     q0, q1 = distributions(rng), distributions(rng, V)
@@ -178,7 +184,7 @@ def law_p_value(verify: Verify, seed: int) -> float:
 
 
 def without_residual(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdict:
-    """What replaces a fallen token is drawn from p, not from max(p - q, 0)."""
+    """Draw what replaces a fallen token from p, not from max(p - q, 0)."""
     verdict = rejection(p, draft, keys, greedy)
     at_next = jnp.take_along_axis(p, verdict.count[:, None, None], axis=1)[:, 0]
     fresh = jax.vmap(jax.random.fold_in, (0, None))(keys, 9)
@@ -186,14 +192,14 @@ def without_residual(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verd
 
 
 def against_another_draft(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdict:
-    """Accepts against a distribution that is not the one drawn from, as with unfiltered or
+    """Accept against a distribution that is not the one drawn from, as with unfiltered or
     single-view q.
     """
     return rejection(p, draft.replace(probs=0.8 * draft.probs + 0.2 / V), keys, greedy)
 
 
 def accepting_all(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdict:
-    """Keeps the whole block whenever its first token is accepted."""
+    """Keep the whole block whenever its first token is accepted."""
     verdict = rejection(p, draft, keys, greedy)
     return verdict.replace(count=jnp.where(verdict.count > 0, draft.tokens.shape[1], 0))
 
