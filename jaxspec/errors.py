@@ -44,7 +44,7 @@ def check_counts(**counts: object) -> None:
 
 
 def check_all_counts(**lists: Sequence[object]) -> None:
-    """Raise InputError, with the name, for the first entry of a list that is no such count."""
+    """Raise InputError, with a list's name, for its first entry that `check_counts` refuses."""
     for name, counts in lists.items():
         for count in counts:
             check_counts(**{name: count})

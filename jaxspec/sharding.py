@@ -91,7 +91,7 @@ TABLE: Axes = (
     (r"image_newline", (None,)),
 )
 """Rows of models' parameters. A kind of head adds its own. A bias without a row is split like the
-rows of its matrix, and lies whole over `fsdp`."""
+rows of its matrix, and `fsdp` does not split it."""
 
 
 def make_mesh(
@@ -159,10 +159,14 @@ def logical_axes(path: str, more: Axes = ()) -> tuple[str | None, ...]:
     """
     if path.endswith("/scale"):
         return logical_axes(path.removesuffix("scale") + "weight", more)[:1]
-    rows = [axes for pattern, axes in (*TABLE, *more) if re.fullmatch(pattern, path)]
+
+    def rows_of(path: str) -> list[tuple[str | None, ...]]:
+        return [axes for pattern, axes in (*TABLE, *more) if re.fullmatch(pattern, path)]
+
+    rows = rows_of(path)
     if path.endswith("/bias") and not rows:
-        first = logical_axes(path.removesuffix("bias") + "weight", more)[:1]
-        return tuple(None if axis == "embed" else axis for axis in first)
+        matrices = rows_of(path.removesuffix("bias") + "weight")
+        rows = [tuple(None if axis == "embed" else axis for axis in axes[:1]) for axes in matrices]
     if len(rows) != 1:
         raise ValueError(
             f"jaxspec.sharding.TABLE: {len(rows)} rows match {path!r}; exactly one must"

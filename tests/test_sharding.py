@@ -19,7 +19,7 @@ from jaxspec.config import LlamaConfig, ModelConfig, text_config
 from jaxspec.engine.memory import at_place, bytes_held
 from jaxspec.engine.plan import read_by_pass
 from jaxspec.errors import InputError
-from jaxspec.models.families import FAMILIES, abstract_params
+from jaxspec.models.families import FAMILIES, abstract_params, split_tower
 from jaxspec.models.lvlms.vision import attend_pages
 from jaxspec.sharding import (
     TABLE,
@@ -76,6 +76,13 @@ def test_every_parameter_matches_one_row(model_type):
 def shapes(model_type: str) -> tuple[ModelConfig, Any]:
     config = default(model_type)
     return config, abstract_params(config, jnp.bfloat16)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_family_that_reads_images_has_parameters_of_a_tower(model_type):
+    tower, rest = split_tower(shapes(model_type)[1])
+    assert bool(tower) == (FAMILIES[model_type].images is not None)
+    assert rest
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -1,4 +1,4 @@
-"""Training steps of an EAGLE-3 head next to SpecJAX's, or of several heads together and alone.
+"""Time training steps of an EAGLE-3 head next to SpecJAX's, or of several heads together and alone.
 
     python -m train.steps small --clone SpecJAX
     python -m train.steps llama1b --clone SpecJAX --chip v5e:1x1
@@ -56,7 +56,7 @@ from jaxspec.training.loop.step import init_state, make_optimizer, make_step, pa
 
 @dataclass(frozen=True)
 class Shapes:
-    """The sizes of a step."""
+    """Hold the sizes of a step."""
 
     target: LlamaConfig
     vocabulary: int
@@ -68,7 +68,7 @@ class Shapes:
 
 
 class Step(NamedTuple):
-    """A step to compile, with its first argument donated."""
+    """Hold a step to compile, with its first argument donated."""
 
     run: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -271,9 +271,9 @@ def our_step(shapes: Shapes, anchors: int, kinds: Sequence[str] = ("EAGLE-3",)) 
         text = replace(config.text_config, draft_vocabulary=tuple(range(shapes.vocabulary)))
         configs[kind] = replace(config, text_config=text)
     anchored = {kind: (config, Anchoring(anchors)) for kind, config in configs.items()}
-    train = TrainConfig(
-        steps=100, batch=shapes.batch, frozen=("target",), dtype=shapes.dtype, warmup=1
-    )
+    parts = (f"{kind}/{part}" for kind, config in configs.items() for part in config.fixed)
+    fixed = ("target", *parts)
+    train = TrainConfig(steps=100, batch=shapes.batch, frozen=fixed, dtype=shapes.dtype, warmup=1)
     params = {kind: abstract_head(config) for kind, config in configs.items()}
     params["target"] = abstract_params(shapes.target, jnp.dtype(shapes.dtype))
     trainable, frozen = partition(params, train.frozen)

@@ -127,6 +127,13 @@ class Gemma4Config(BaseLvlmConfig):
     _decoder = Gemma4TextConfig
     _tower = Gemma4VisionConfig
 
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        if raw.get("vision_config", {}) is None:
+            part = f"{cls.model_type} config"
+            raise InputError(f"{part}: vision_config is null; give a model with one")
+        return super().from_hf(raw)
+
     @property
     def image_marks(self) -> tuple[int, int]:
         return self.boi_token_id, self.eoi_token_id

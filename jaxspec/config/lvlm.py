@@ -236,6 +236,11 @@ class Gemma3Config(BaseLvlmConfig):
     _decoder = Gemma3TextConfig
     image_space = "\n\n"
 
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        # Without an entry the tower is transformers' default, which fits no Gemma 3.
+        return super().from_hf(raw | {"vision_config": raw.get("vision_config") or {}})
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("gemma3 config", self, "mm_tokens_per_image")

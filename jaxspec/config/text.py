@@ -223,7 +223,7 @@ class RotaryConfig(TextConfig):
         """Return the family's dictionary, with the rotary keys of transformers 4 and 5."""
         scaling, out = self.rope_scaling.to_hf(), super().to_hf()
         del out["sliding_window"], out["layer_types"]
-        for name in ("draft_vocabulary", "known_tokens"):  # entries of this library alone
+        for name in ("draft_vocabulary", "known_tokens"):  # entries that only this library reads
             if not out[name]:
                 del out[name]
         return out | {

@@ -29,7 +29,7 @@ from jaxspec.errors import InputError, reading
 from jaxspec.files import sole, writing
 
 SPLIT = "train"
-MEND = "remove it and prepare it again"
+MEND = "check that it can be read, or prepare it again"
 FileFormat = Literal["array_record", "parquet"]
 """Format of the shards. `tfds.load` reads parquet, with TensorFlow; here it is held in memory."""
 
@@ -82,15 +82,15 @@ class Prepared(Sequence[Sample]):
         with reading(f"data {self.path} record {index + 1}: cannot be read", MEND):
             record = self._records[int(index)]
             shown = images_of(self._records, index, record)
-        name, turns = record["id"].decode(), record["turns"]
-        sizes = [(int(height), int(width)) for height, width in record["sizes"]]
-        origin = f"{self.path} {name}"
-        contents = zip(shown, sizes)
-        images = tuple(StoredImage(content, origin, size) for content, size in contents)
-        pairs = zip(turns["question"], turns["answer"])
-        dialogue = tuple((question.decode(), answer.decode()) for question, answer in pairs)
-        system = record.get("system", b"").decode()  # data of earlier releases has none
-        return Sample(name, self.path.name, images, dialogue, system=system)
+            name, turns = record["id"].decode(), record["turns"]
+            sizes = [(int(height), int(width)) for height, width in record["sizes"]]
+            origin = f"{self.path} {name}"
+            contents = zip(shown, sizes)
+            images = tuple(StoredImage(content, origin, size) for content, size in contents)
+            pairs = zip(turns["question"], turns["answer"])
+            dialogue = tuple((question.decode(), answer.decode()) for question, answer in pairs)
+            system = record.get("system", b"").decode()  # data of earlier releases has none
+            return Sample(name, self.path.name, images, dialogue, system=system)
 
 
 class Conversations(tfds.core.GeneratorBasedBuilder):

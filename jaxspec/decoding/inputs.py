@@ -10,7 +10,7 @@ from flax import struct
 from jaxspec.cache import KVCache
 from jaxspec.models.inputs import Pool, PromptRows
 from jaxspec.models.language_model import LanguageModel
-from jaxspec.typing import Array, Float, Params
+from jaxspec.typing import Array, Float, Params, Shaped
 
 Images = dict[str, Float[Any, "B U ..."]] | None
 """Image tiles of each row; None if no row has images."""
@@ -26,8 +26,8 @@ class Member:
     reads_images: bool = True
     """Whether the prompt shows images."""
 
-    def embed(self, params: Params, prompts: Prompts) -> Array:
-        """Return the prompts' embeddings [B,L,D], with the images that they show."""
+    def embed(self, params: Params, prompts: Prompts) -> Shaped[Array, "B L ..."]:
+        """Return the prompts' embeddings, with the images that they show."""
         images, rows = prompts.images, prompts.rows
         features = None if images is None else self.model.encode(params, images)
         return self.model.embed(params, rows, features, self.pool)

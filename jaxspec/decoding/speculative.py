@@ -242,8 +242,8 @@ class Speculator(TargetProgram[States]):
             count = state.count
             state, emitted = commit(state, draft.tokens, verdict, options, logits)
             if state.trace is not None:
-                made = count, state.tokens, draft, verdict, weights, valid
-                state = state.replace(trace=state.trace.extended(*made))
+                trace = state.trace.extended(count, state.tokens, draft, verdict, weights, valid)
+                state = state.replace(trace=trace)
             drafter = self.drafter.commit(state.drafter, scratch, Verified(emitted, path))
             return state.replace(drafter=drafter)
 

@@ -45,6 +45,8 @@ def parse_captioner(text: str) -> tuple[str, str, str]:
     name, _, question = source.partition(":")
     if not name or kind not in ("jax", "file", *MODEL_TYPES):
         raise InputError(f"captioner: {text!r} is unknown; give {FORMS}")
+    if kind == "florence2":
+        _task(question)
     return kind, name, question
 
 
@@ -275,14 +277,17 @@ class TransformersCaptioner:
 
 
 def _in_torch(kind: str, where: str, how: str) -> TransformersCaptioner:
-    """Return a captioner that runs in torch; InputError for an unknown task of Florence-2."""
-    if kind != "florence2":
-        return TransformersCaptioner(kind, where)
+    """Return a captioner that runs in torch."""
+    return TransformersCaptioner(kind, where, _task(how) if kind == "florence2" else None)
+
+
+def _task(how: str) -> str:
+    """Return Florence-2's prompt for a task, by default its first; InputError if it has none."""
     name = how or TASKS[0]
     name = name if name.endswith(TASKS[0]) else f"{name}_{TASKS[0]}"
     if name not in TASKS:
         raise InputError(f"captioner florence2: task {how!r} is unknown; use {', '.join(TASKS)}")
-    return TransformersCaptioner(kind, where, f"<{name}>")
+    return f"<{name}>"
 
 
 def _fingerprint(path: Path) -> str:

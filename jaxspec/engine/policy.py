@@ -232,8 +232,9 @@ class Policy:
         self.sizes.pop(sizes, None)
         self.sizes[sizes] = None  # the newest are last
         newest = self.costs.setdefault(f"{self.plans[i].name}|{sizes}", deque(maxlen=NEWEST))
+        fills = len(newest) < NEWEST
         newest.append(ms)
-        if self.file is not None and len(newest) < NEWEST:
+        if self.file is not None and fills:
             middle = {key: _middle(values) for key, values in self.costs.items()}
             costs = {key: round(ms, 4) for key, ms in (self.earlier | middle).items()}
             with suppress(InputError):

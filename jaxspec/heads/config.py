@@ -57,6 +57,8 @@ class HeadConfig(ABC):
     """Whether its files have the draft vocabulary in the order of the ids."""
     reads_spans: ClassVar[bool] = False
     """Whether it reads which slots show which image."""
+    start_decides: ClassVar[bool] = False
+    """Whether a start decides its layers and what they read, and not the recipe."""
     keeps_vocabulary: ClassVar[bool] = False
     """Whether its parameters have a fixed draft vocabulary."""
     packs: ClassVar[bool] = True
@@ -179,8 +181,7 @@ class HeadConfig(ABC):
 
     @property
     def kept_options(self) -> dict[str, Any]:
-        """Return the options of `new_head` that a start decides, by name, of a kind whose starts
-        decide their layers; {} for other kinds."""
+        """Return the options of `new_head` that a start decides, by name."""
         return {}
 
     def started(self, trained: HeadConfig, vocabulary: tuple[int, ...], target: Any) -> Self:
@@ -188,15 +189,16 @@ class HeadConfig(ABC):
 
         vocabulary: Its draft vocabulary; () keeps the one of `trained`.
 
-        Raises InputError where the two differ in more than `free` and `kept_options`.
+        Raises InputError for another kind or vocabulary, and for other fields that differ, except
+        those that are `free`, unless a start decides its layers.
         """
         if type(trained) is not type(self):
             raise InputError(f"its kind is {trained.title!r}, the recipe's {self.title!r}")
-        own, kept = trained.text_config.draft_vocabulary, bool(self.kept_options)
-        if vocabulary not in ((), own) and (kept or trained.keeps_vocabulary):
+        own = trained.text_config.draft_vocabulary
+        if vocabulary not in ((), own) and (self.start_decides or trained.keeps_vocabulary):
             scored = "has its own draft vocabulary" if own else "scores all tokens"
             raise InputError(f"{scored}; give --draft-vocabulary 0")
-        if kept:  # the layers and what they read, whatever their number and sizes
+        if self.start_decides:  # the layers and what they read, whatever their number and sizes
             fitted: Any = trained.for_target(target)
             names = ("gamma", "target_name", "target_hash")
             return replace(fitted, **{name: getattr(self, name) for name in names})

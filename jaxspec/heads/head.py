@@ -168,7 +168,7 @@ class Head(nn.Module):
         """
         return embeds
 
-    def closed(self, x: Vectors) -> tuple[Vectors, Array]:
+    def closed(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Array]:
         """Return the states that are scored, and those that the next tokens read, of the layers'
         output."""
         normed = self.norm(x)  # pyright: ignore
@@ -240,8 +240,10 @@ class Head(nn.Module):
 
     @nn.nowrap
     def initial(self, target: Params | None, key: jax.Array) -> dict[str, Any]:
-        """Return initial parameters, float32: random, but the target's final norm and output
-        matrix, where the head has its own."""
+        """Return random initial parameters, float32.
+
+        A `norm` at the top and an output matrix are copies of the target's, if there is a target.
+        """
         c, text = self.config, self.config.text_config
         params = drawn(self, key)
         if c.own_embedding:
@@ -288,7 +290,12 @@ class KeyedHead(Head):
 
     @abstractmethod
     def keys(
-        self, states: Fused, after: Vectors | None, slots: Slots, rotary: Slots, context: Any
+        self,
+        states: Float[Array, "B T fused"],
+        after: Float[Array, "B T D"] | None,
+        slots: Slots,
+        rotary: Slots,
+        context: Any,
     ) -> list[tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
         """Return each layer's keys and values of tokens that the target has read.
 

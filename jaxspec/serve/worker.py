@@ -362,8 +362,9 @@ class Worker(threading.Thread):
         for number, result in lane.results().items():
             ticket = self.tickets[number]
             if result.finish_reason is not None:
+                del self.tickets[number]  # first, so that it does not count as running
                 ticket.publish(result)
-                self._end(self.tickets.pop(number))
+                self._end(ticket)
             elif ticket.result is None or len(ticket.result.tokens) < len(result.tokens):
                 ticket.publish(result)
 

@@ -112,18 +112,19 @@ class ConversationBatches:
     """Lay several conversations into a row, see `packing.py`."""
 
     def __call__(self, step: int) -> ConversationBatch:
-        rows, local = self._rows(step), self._own_rows()
+        (rows, alike), local = self._rows(step), self._own_rows()
         pictures = [
             [[to_rgb(image) for image in talk.images] for talk in row] for row in rows[local]
         ]
-        prompts, images = self._stack(step, 0, self.model, self.view, pictures)
+        prompts, images = self._stack(rows, alike, 0, self.model, self.view, pictures)
         mask = np.zeros((len(rows), prompts.tokens.shape[1]), bool)
         for i, row in enumerate(rows):
             for talk, (start, *_) in zip(row, _first_slots(row), strict=True):
                 mask[i, start + talk.forms[0].places[talk.learned]] = True
                 mask[i, start] &= not self.packing  # what is before is another conversation
         numbers = np.arange(step * self.rows, (step + 1) * self.rows, dtype=np.uint32)
-        taught = self.teacher and self._taught_by(self.teacher, step, mask.shape[1], pictures)
+        width = mask.shape[1]
+        taught = self.teacher and self._taught_by(self.teacher, rows, alike, width, pictures)
         answers = None if self.teacher else slots_before(mask)[local]
         return ConversationBatch(prompts, mask[local], images, numbers[local], taught, answers)
 
@@ -134,35 +135,34 @@ class ConversationBatches:
 
     def shown(self, step: int) -> list[np.ndarray]:
         """Return which image each slot of this process's rows shows, -1 for text, not padded."""
-        rows = self._rows(step)[self._own_rows()]
+        rows = self._rows(step)[0][self._own_rows()]
         return [joined([talk.forms[0].part for talk in row]).images for row in rows]
 
     def unlearned(self, step: int) -> int:
         """Count the conversations of a step that stand in for rows that teach nothing."""
-        return sum(talk.replaces for row in self._rows(step) for talk in row)
+        return sum(talk.replaces for row in self._rows(step)[0] for talk in row)
 
     def filled(self, step: int) -> tuple[int, int]:
         """Return the filled slots of a step's rows, in all processes, and its slots."""
-        rows, (width, _) = self._rows(step), self._sizes(step, 0)
+        rows, alike = self._rows(step)
+        width, _ = self._sizes(alike, 0)
         return sum(_size(row, 0)[0] for row in rows), width * len(rows)
 
-    def _group(self, group: int) -> list[_Row]:
+    def _rows(self, step: int) -> tuple[list[_Row], list[_Row]]:
+        """Return the rows of a step, of all processes, and those that are padded like them."""
+        number, offset = divmod(step, GROUP)
         with _GROUPING:  # so that threads make a group once
-            return _group(self, group)
-
-    def _rows(self, step: int) -> list[_Row]:
-        """Return the rows of a step, of all processes."""
-        group, offset = divmod(step, GROUP)
-        order = np.random.default_rng((self.seed, group)).permutation(GROUP)
-        return self._group(group)[order[offset] * self.rows :][: self.rows]
+            group = _group(self, number)
+        order = np.random.default_rng((self.seed, number)).permutation(GROUP)
+        rows = group[order[offset] * self.rows :][: self.rows]
+        return rows, group if self.packing else rows
 
     def _own_rows(self) -> slice:
         (part, parts), count = self.process, self.rows
         return slice(part * count // parts, (part + 1) * count // parts)
 
-    def _sizes(self, step: int, form: int) -> tuple[int, int]:
+    def _sizes(self, alike: Sequence[_Row], form: int) -> tuple[int, int]:
         """Return the slots and the image tiles that each row is padded to."""
-        alike = self._group(step // GROUP) if self.packing else self._rows(step)
         slots, tiles = map(max, zip(*(_size(row, form) for row in alike), strict=True))
         if self.packing:
             _, (of_slots, of_tiles) = _shape(self)
@@ -171,10 +171,15 @@ class ConversationBatches:
         return width, bucket(tiles, self.tile_buckets, "image tiles of a training row")
 
     def _taught_by(
-        self, teacher: LoadedModel, step: int, width: int, pictures: list[Any]
+        self,
+        teacher: LoadedModel,
+        rows: Sequence[_Row],
+        alike: Sequence[_Row],
+        width: int,
+        pictures: list[Any],
     ) -> TeacherRows:
         """Return this process's rows in the teacher's form."""
-        local = self._rows(step)[self._own_rows()]
+        local = rows[self._own_rows()]
         before = np.zeros((len(local), width), np.int32)
         for i, row in enumerate(local):
             for talk, starts in zip(row, _first_slots(row), strict=True):
@@ -185,24 +190,31 @@ class ConversationBatches:
                 before[i, draft_slots] = teacher_slots
         shows = self.view.reads_images and self.view.pixels is None
         shared = shows and same_images(teacher, self.model)
-        prompts, images = self._stack(step, 1, teacher, VIEWS["M"], () if shared else pictures)
+        shown = () if shared else pictures
+        prompts, images = self._stack(rows, alike, 1, teacher, VIEWS["M"], shown)
         return TeacherRows(prompts, None if shared else images, before)
 
     def _stack(
-        self, step: int, form: int, model: LoadedModel, view: View, pictures: Sequence[Any]
+        self,
+        rows: Sequence[_Row],
+        alike: Sequence[_Row],
+        form: int,
+        model: LoadedModel,
+        view: View,
+        pictures: Sequence[Any],
     ) -> tuple[PromptRows, dict[str, Any]]:
         """Return this process's rows in one form, in the shapes of all rows, and their images."""
-        width, tiles = self._sizes(step, form)
-        parts = [[talk.forms[form].part for talk in row] for row in self._rows(step)]
+        width, tiles = self._sizes(alike, form)
+        parts = [[talk.forms[form].part for talk in row] for row in rows]
         if self.packing:
-            rows = stacked(parts, width, model.model.mrope)
+            whole = stacked(parts, width, model.model.mrope)
         else:
-            (rows,) = stack_rows([[row for ((row, _),) in parts]], width)
+            (whole,) = stack_rows([[row for ((row, _),) in parts]], width)
         tiles *= view.reads_images and model.images is not None
-        if tiles and rows.sources is None:  # so that rows without images share the program
+        if tiles and whole.sources is None:  # so that rows without images share the program
             blended = model.model.blended(view.pool)
             sources = np.full((len(parts), width, blended), TEXT, np.int32)
-            rows = rows.replace(
+            whole = whole.replace(
                 sources=sources, blend=np.zeros(sources.shape, np.float32) if blended > 1 else None
             )
         images = {}
@@ -210,7 +222,7 @@ class ConversationBatches:
             reader, change = model.images, view.pixels
             read = [[x for talk in row for x in tiles_of(reader, talk, change)] for row in pictures]
             images = stack_tiles(model, read, tiles)
-        return jax.tree.map(lambda values: values[self._own_rows()], rows), images
+        return jax.tree.map(lambda values: values[self._own_rows()], whole), images
 
 
 def slots_before(mask: Bool[np.ndarray, "B L"]) -> Int[np.ndarray, "B K"]:

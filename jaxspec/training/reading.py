@@ -16,7 +16,7 @@ from jaxspec.errors import InputError
 from jaxspec.training.conversations import GROUP, ConversationBatches
 
 AHEAD = 4
-"""Batches that are made ahead, each by a thread of its own."""
+"""Batches that threads make ahead, besides the one that is asked for."""
 SURVEYED = 4 * GROUP
 """Most steps whose rows a survey reads."""
 SURE = 512
@@ -66,6 +66,7 @@ class CountedBatches:
         self._pool = ThreadPoolExecutor(min(AHEAD, os.cpu_count() or 1))
         self._ahead: dict[int, Future[tuple[Any, int]]] = {}
         self._lost = self._read = 0
+        self._refused = False
 
     def __call__(self, step: int) -> Any:
         for later in range(step, min(step + 1 + AHEAD, self._steps)):
@@ -77,8 +78,9 @@ class CountedBatches:
         expected = self._limit * self._read
         most = expected + 3 * math.sqrt(expected * (1 - self._limit))
         if self._read >= SURE and self._lost > most:
-            report, self._lost = self._report(), 0
-            raise InputError(f"{report}; or let more than {self._limit:.0%} be with --unlearned")
+            self._refused = True
+            mend = f"or let more than {self._limit:.0%} be with --unlearned"
+            raise InputError(f"{self._report()}; {mend}")
         return batch
 
     def _made(self, step: int) -> tuple[Any, int]:
@@ -99,7 +101,7 @@ class CountedBatches:
     def close(self) -> None:
         """Print how many rows taught nothing, and the mend."""
         self._pool.shutdown(cancel_futures=True)
-        if self._lost and not jax.process_index():
+        if self._lost and not self._refused and not jax.process_index():
             print(self._report(), file=sys.stderr)
 
     def _report(self) -> str:

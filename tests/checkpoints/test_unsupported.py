@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jaxspec.config import (
+    Gemma3Config,
     Gemma4Config,
     Gemma4TextConfig,
     Gemma4UnifiedTextConfig,
@@ -85,6 +86,8 @@ SIGLIP = {"model_type": "siglip_vision_model"}
             {"text_config": {"enable_moe_block": True}},
             "enable_moe_block True: experts, as in Gemma 4 26B-A4B, are not supported",
         ),
+        (Gemma4Config, {"vision_config": None}, "gemma4 config: vision_config is null"),
+        (Gemma3Config, {"vision_config": None}, "mm_tokens_per_image 256 of a siglip_vision_model"),
         (Gemma4VisionConfig, {"num_key_value_heads": 4}, "12 heads of 64 and 4 of keys; give no"),
         (
             Gemma4UnifiedTextConfig,

@@ -115,6 +115,7 @@ def test_prepared_data_that_are_damaged_are_one_line(name: str, tmp_path: Path) 
     for damaged in (b"", content[: len(content) // 2], b"{" * len(content)):
         file.write_bytes(damaged)
         with pytest.raises(
-            InputError, match=r"data .*: cannot be read \(.*; remove it and prepare it again"
+            InputError,
+            match=r"data .*: cannot be read \(.*; check that it can be read, or prepare it again",
         ):
             list(Prepared(place))

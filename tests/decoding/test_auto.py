@@ -291,7 +291,7 @@ def test_a_programs_first_run_is_no_measurement() -> None:
 
 
 def test_a_run_whose_draft_first_read_what_others_wrote_says_nothing_of_its_blocks() -> None:
-    """Unless its blocks cost less than is known even so. Lookup has nothing to read."""
+    """A run whose draft reads first counts only if it was cheaper than known. Lookup reads nothing."""
     plans = [SimpleNamespace(**vars(plan), foreseen=lambda *_: None) for plan in PLANS]
     plans[1].foreseen = Lookup(100).foreseen
     policy, zeros, text = Policy(plans), np.zeros(7, int), tuple(range(100))  # pyright: ignore
@@ -300,12 +300,28 @@ def test_a_run_whose_draft_first_read_what_others_wrote_says_nothing_of_its_bloc
         policy.compiled.add((plan, None))
     pace, end = Pace(policy, plans), 1  # pyright: ignore
     costs = []
-    for plan, blocks, ms in ((0, 40, MS[0]), (2, 2, 20.0), (2, 2, 18.0), (3, 2, 9.0), (1, 2, 12.0)):
+    for plan, blocks, ms in (
+        (0, 40, MS[0]),
+        (2, 2, 20.0),
+        (2, 2, 18.0),
+        (3, 2, 18.0),
+        (0, 40, MS[0]),
+        (3, 2, 9.0),
+        (1, 2, 12.0),
+    ):
         pace.choice, end = Choice(plan, blocks, True), end + blocks
         stats: Any = DecodeStats(end - 1, end - 1, zeros, zeros, None)  # pyright: ignore
         pace.learn(blocks * ms, 0.0, {7: Progress(stats, np.zeros(1, int), text[:end], False)})
         costs.append(list(policy.costs[f"{plans[plan].name}|"]))
-    assert costs == [[10.0, 10.0], [14.0], [14.0, 18.0], [16.0, 9.0], [11.0, 12.0]]
+    assert costs == [
+        [10.0, 10.0],
+        [14.0],
+        [14.0, 18.0],
+        [16.0, 18.0],
+        [10.0, 10.0, 10.0],
+        [16.0, 18.0, 9.0],
+        [11.0, 12.0],
+    ]
 
 
 def test_the_middle_of_three_runs_counts() -> None:
@@ -351,6 +367,8 @@ def test_costs_outlive_the_process(tmp_path: Path) -> None:
     for ms in (2 * MS[1], 3 * MS[1]):
         second.measured(1, "1x64", ms)
     assert second.cost(1, "1x64") == 2 * MS[1]
+    second.measured(1, "1x64", 4 * MS[1])
+    assert Policy(PLANS, file).cost(1, "1x64") == 3 * MS[1]
     assert first.report() == (
         "a block of 1 rows and 64 slots: plain 10 ms, "
         "lookup 7 11 ms (pays from 1.10 tokens per pass), "

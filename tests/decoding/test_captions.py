@@ -18,7 +18,7 @@ from eval.lib.drafts.loading import load_models
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.config import LlavaConfig
 from jaxspec.data.images import image_hash
-from jaxspec.engine.captioners import CachedCaptions, load_captioner
+from jaxspec.engine.captioners import CachedCaptions, load_captioner, parse_captioner
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.loading.models import prompt_encoder
@@ -64,6 +64,11 @@ def test_ids_of_the_prefix_are_those_of_tabed() -> None:
 
 
 # On disk
+
+
+def test_an_unknown_task_is_refused_with_its_name() -> None:
+    with pytest.raises(InputError, match="task 'WRONG' is unknown; use "):
+        parse_captioner("florence2:none/here:WRONG")
 
 
 def test_an_image_is_captioned_once(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -125,3 +126,17 @@ def test_two_readings_of_temperature_zero() -> None:
     assert best("weighted:0.33,0.34,0.33,greedy=vote", tied) == 1
     # of 0 and 2 the likelier in the mean
     assert best("weighted:0.4,0.2,0.4,greedy=vote", tied) == 2
+
+
+def test_one_place_needs_no_rule_for_vmap() -> None:
+    """A function of the user's may have none, as one that calls the host."""
+
+    def called(logits: Array) -> Array:
+        kind = jax.ShapeDtypeStruct(logits.shape[1:], jnp.float32)
+        return jax.pure_callback(lambda x: np.asarray(x).sum(0, np.float32), kind, logits)
+
+    logits, chosen = jnp.asarray(LOGITS[:2]), options()
+    ours, same = (Custom(function, of="logits") for function in (called, lambda x: x.sum(0)))
+    np.testing.assert_allclose(
+        combined(ours, logits, chosen), combined(same, logits, chosen), rtol=1e-6
+    )

@@ -21,6 +21,7 @@ from jaxspec.errors import InputError
 from jaxspec.heads.kinds import mtp
 from jaxspec.heads.kinds.mtp import MtpConfig
 from jaxspec.heads.loading import list_head, load_head, save_head
+from jaxspec.heads.making import init_head
 from jaxspec.loading.models import LoadedHead
 from tests import tiny
 from tests.tiny.files import read_json
@@ -133,6 +134,18 @@ def test_blocks_are_drafted_as_the_published_layer_says(
         with torch.no_grad():
             logits = scores([*prompt.tokens.tolist(), *answer], drafted[:-1])
         check_draft(draft, logits, 2.0, atol=2e-5)
+
+
+def test_it_begins_as_its_targets_last_layer_and_norm(target: LoadedModel) -> None:
+    """The target's own tensors of such a head, which its files hold, are not among its weights."""
+    assert not any("mtp" in key for key in named_tensors(target.params))
+    head = init_head(MtpConfig.of_target(TEXT), target.params, jax.random.key(0))
+    model = target.params["model"]
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        {"norm": head["norm"], "layer": head["layers_0"]},
+        {"norm": model["norm"], "layer": model[f"layers_{TEXT.num_hidden_layers - 1}"]},
+    )
 
 
 def test_it_is_written_by_itself(directory: Path, tmp_path: Path, target: LoadedModel) -> None:

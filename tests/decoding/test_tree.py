@@ -30,7 +30,7 @@ def test_a_branching_tree_keeps_the_first_choices(width: int, depth: int, budget
 
 
 @pytest.mark.parametrize(
-    "text", ["2:0", "2x5", "2:4", "2:9:9", "chains:2", "dynamic:2:3", "2:4097"]
+    "text", ["2:0", "2x5", "2:4", "2:9:9", "chains:2", "dynamic:2:3", "2:513", "dynamic:513"]
 )
 def test_a_text_that_is_no_tree(text: str) -> None:
     with pytest.raises(InputError, match="tree: "):

@@ -9,28 +9,22 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
 from jaxspec.heads.making import new_head
+from tests import tiny
 from tests.hub.pages import PARSERS
 from train.alike import HEADS, commands
-from train.steps import Shapes, compiled, our_step, specjax_step, timed
+from train.steps import SHAPES, compiled, our_step, specjax_step, timed
 
 pytestmark = pytest.mark.full
 
-SMALL = Shapes(
-    LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=8,
-        num_attention_heads=2,
-    ),
+SMALL = replace(
+    SHAPES["small"],
+    target=replace(tiny.CONFIG.text_config, num_hidden_layers=8),
     vocabulary=16,
     batch=2,
     length=12,
     gamma=3,
-    dtype="float32",
 )
 
 

@@ -4,6 +4,7 @@ stopped.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -250,7 +251,7 @@ def test_too_many_rows_that_teach_nothing_end_the_run(
 
 
 def test_a_run_that_ended_because_of_rows_that_teach_nothing_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With more of them allowed, from the newest checkpoint, to the parameters of a run that never
     ended.
@@ -267,8 +268,12 @@ def test_a_run_that_ended_because_of_rows_that_teach_nothing_goes_on(
     steps = TrainConfig(steps=8, batch=4, warmup=0, save_every=2, mesh=MeshConfig(data=1))
     start = {"scale": np.zeros(1, np.float32)}
     straight = fit(steps, start, loss, CountedBatches(made, 8), tmp_path / "straight")
-    with pytest.raises(InputError, match="taught nothing"):
-        fit(steps, start, loss, CountedBatches(made, 8, limit=0.02), tmp_path / "cut")
+    with (
+        pytest.raises(InputError, match="taught nothing"),
+        closing(CountedBatches(made, 8, limit=0.02)) as few,
+    ):
+        fit(steps, start, loss, few, tmp_path / "cut")
+    assert "taught nothing" not in capsys.readouterr().err  # the error says it
     saved = [int(path.name) for path in (tmp_path / "cut" / "checkpoints").iterdir()]
     assert 0 < max(saved) < 8
     read = CountedBatches(made, 8, limit=0.6)

@@ -66,7 +66,7 @@ def packed(model: LoadedModel, view: str = "M", **fields: Any) -> ConversationBa
 
 def apart(rows: ConversationBatches, monkeypatch: pytest.MonkeyPatch) -> ConversationBatches:
     """Return batches of a step's conversations, each in a row of its own."""
-    talks = [(talk,) for row in rows._rows(STEP) for talk in row]
+    talks = [(talk,) for row in rows._rows(STEP)[0] for talk in row]
     assert len(talks) > rows.rows
     monkeypatch.setattr(conversations, "_group", lambda *_: GROUP * talks)
     return replace(rows, packing=False, batch=len(talks))
@@ -190,7 +190,7 @@ def test_nine_tenths_of_the_slots_are_filled(batch: int) -> None:
         tokens, slots = zip(*(each.filled(step) for step in range(GROUP)), strict=True)
         shares.append(sum(tokens) / sum(slots))
     assert shares[0] >= 0.9 > shares[1]
-    made = rows._group(0)
+    _, made = rows._rows(0)
     talks = [talk for row in made for talk in row]
     assert len(talks) == len({id(talk) for talk in talks}) == GROUP * batch
     tiles = [sum(talk.forms[0].tiles for talk in row) for row in made]

@@ -90,8 +90,15 @@ def joint_law(
 
     history: Tokens before the places; None without processors.
     """
-    soft = by_place(lambda logits: combination.soft(logits, options.temperature))(logits)
-    best = jax.vmap(combination.best, in_axes=(-2, -2), out_axes=-1)(logits, soft)
+
+    def of_place(logits: Logits) -> tuple[Float[Array, "B V"], Int[Array, " B"]]:
+        soft = combination.soft(logits, options.temperature)
+        return soft, combination.best(logits, soft)
+
+    if logits.shape[2] == 1:  # a function of the user's may have no rule for `vmap`
+        soft, best = (x[:, None] for x in of_place(logits[:, :, 0]))
+    else:
+        soft, best = jax.vmap(of_place, in_axes=2, out_axes=1)(logits)
     processors = options.processors
     if history is None or processors is None:
         return soft, best

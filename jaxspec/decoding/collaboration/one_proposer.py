@@ -61,8 +61,8 @@ class OneProposer(proposals.Collaboration[None]):
 
         logits, caches = [], []
         with jax.named_scope("propose"):
-            drafted = None if history is None else jnp.zeros((len(last), places), jnp.int32)
-            start = (last, state.target[self.proposer], drafted)
+            proposed = None if history is None else jnp.zeros((len(last), places), jnp.int32)
+            start = (last, state.target[self.proposer], proposed)
             (_, cache, _), (tokens, draft_logits) = jax.lax.scan(propose, start, jnp.arange(places))
             drafted = jnp.moveaxis(tokens, 0, 1)[:, : self.gamma]
         with jax.named_scope("score"):

@@ -99,7 +99,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def _propose(
-        self, committed: Committed, mixing: Mixing, scores: Float[Array, "R B T V"], scratch: States
+        self, committed: Committed, mixing: Mixing, scores: Float[Array, "R B 1 V"], scratch: States
     ) -> tuple[Draft, States]:
         """Propose a block, given the scores of the token after the newest one."""
 

@@ -29,8 +29,8 @@ from jaxspec.verification import TokenTree
 
 BUDGET = 64
 """Default limit of drafted nodes."""
-MOST = 4096
-"""Largest number in a tree's text: the mask of a tree has its nodes squared."""
+MOST_NODES = 512
+"""Largest width and budget: masks and candidates grow with their squares."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def parse_tree(text: str, depth: int) -> TreeSpec:
     if not 1 <= len(numbers) <= 2 or not all(part.isdecimal() and int(part) for part in numbers):
         raise InputError(f"tree: {text!r}; give one as 2, 2:32 or dynamic:4:24")
     spec = TreeSpec(kind, *map(int, numbers))
-    if (largest := max(spec.width, spec.budget)) > MOST:
-        raise InputError(f"tree: {text!r} has {largest}; give numbers up to {MOST}")
+    if (largest := max(spec.width, spec.budget)) > MOST_NODES:
+        raise InputError(f"tree: {text!r} has {largest}; give numbers up to {MOST_NODES}")
     if spec.budget < depth:
         raise InputError(
             f"tree: {text!r} has no room for a path of {depth} tokens; raise its budget or lower "

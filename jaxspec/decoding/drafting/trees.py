@@ -35,7 +35,7 @@ class ChainDrafter(Drafter):
         return self.gamma
 
     def _propose(
-        self, committed: Committed, mixing: Mixing, scores: Float[Array, "R B T V"], scratch: States
+        self, committed: Committed, mixing: Mixing, scores: Float[Array, "R B 1 V"], scratch: States
     ) -> tuple[Draft, States]:
         options, history = mixing.options, mixing.history
 
@@ -121,7 +121,7 @@ class TreeDrafter(_Grown):
         return len(self.shape.inner)
 
     def _propose(
-        self, committed: Committed, mixing: Mixing, scores: Float[Array, "R B T V"], scratch: States
+        self, committed: Committed, mixing: Mixing, scores: Float[Array, "R B 1 V"], scratch: States
     ) -> tuple[Draft, States]:
         shape = self.shape
         inner, parents = shape.inner, np.asarray((-1, *shape.parents))
@@ -187,7 +187,7 @@ class DynamicTreeDrafter(_Grown):
         return 1 + (self.gamma - 1) * self.tree.width
 
     def _propose(
-        self, committed: Committed, mixing: Mixing, scores: Float[Array, "R B T V"], scratch: States
+        self, committed: Committed, mixing: Mixing, scores: Float[Array, "R B 1 V"], scratch: States
     ) -> tuple[Draft, States]:
         width, batch = self.tree.width, mixing.count.shape[0]
         # Nodes of the level read last, and the logarithms of their joint probabilities.

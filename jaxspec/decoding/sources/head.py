@@ -28,7 +28,7 @@ from jaxspec.models.layers import apply
 from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.prompts.rows import bucket, image_spans
 from jaxspec.sharding import gather
-from jaxspec.typing import Array, Float, Int, Params, Tokens, Vectors
+from jaxspec.typing import Array, Float, Int, Params, Tokens
 
 
 class Drafted(struct.PyTreeNode):
@@ -237,7 +237,11 @@ class HeadSource(Source[Any, Any]):
         return self._scores(params, hidden)[None], block
 
     def _planned(
-        self, committed: Committed, context: Any, newest: Tokens, before: Vectors | None
+        self,
+        committed: Committed,
+        context: Any,
+        newest: Int[Array, "B 1"],
+        before: Float[Array, "B 1 D"] | None,
     ) -> tuple[Float[Array, "one B one V"], Block]:
         """Return the scores of the token after the newest one, and the plan of a block."""
         params, target, module = committed.params, committed.target, self.module

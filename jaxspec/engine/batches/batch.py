@@ -394,6 +394,6 @@ class Batch:
             forms[-1],
             (beside, forms[-1 if self.live else 0]) if beside else None,
             forms[-2] if len(forms) > 1 else None,
-            partial(self.together.options, []),
+            partial(self.together.host_options, []),
         )
         return replace(report, prefixes=self.reader.prefixes.most if self.reader else 0)

@@ -29,6 +29,12 @@ class Pace:
         """Prompts with their answers."""
         self.shadows = dict[tuple[int, int], Shadow]()
         """Blocks that plans would have drafted, by request and plan."""
+        self.readers = {
+            plan.drafting[0]
+            for plan in policy.plans
+            if len(plan.drafting) == 1 and plan.foreseen(np.zeros(0, np.int32), 0) is None
+        }
+        """Sources that read what other plans wrote; what lookup drafts follows from the text."""
         self.unread = defaultdict[int, Counter[int]](Counter)
         """Tokens of each answer that a source has not read, by source."""
         self.last_of = {plan.drafting: i for i, plan in enumerate(policy.plans)}
@@ -104,10 +110,9 @@ class Pace:
         """Note what the run's sources have read; return how much they had not read before it."""
         plan, unread = self.policy.plans[self.choice.plan], self.unread[i]
         before = max((unread[source] for source in plan.drafting), default=0)
-        for source in {source for plan in self.policy.plans for source in plan.drafting}:
+        for source in self.readers:
             unread[source] = 0 if source in plan.drafting else unread[source] + count
-        # What follows from the text needs no reading.
-        return 0 if plan.foreseen(self.texts[i], 0) is not None else before
+        return before
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Forget requests that have ended."""

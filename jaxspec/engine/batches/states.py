@@ -41,14 +41,17 @@ class Together(NamedTuple):
 
     def options(self, requests: Sequence[EncodedRequest], rows: int) -> Sampling:
         """Return the options of `rows` rows; those past the requests emit nothing."""
-        options = sampling_options(requests, self.eos, rows).replace(logprobs=self.logprobs)
-        if self.processing is not None:
-            settings = [request.settings for request in requests]
-            processors = self.processing.processors(settings, self.eos, rows)
-            options = options.replace(processors=processors)
         # Without a mesh the compiler chooses a placement.
-        mesh = self.held.mesh
+        options, mesh = self.host_options(requests, rows), self.held.mesh
         return options if mesh is None else jax.device_put(options, replicated(mesh))
+
+    def host_options(self, requests: Sequence[EncodedRequest], rows: int) -> Sampling:
+        """Return the same as numpy arrays."""
+        options = sampling_options(requests, self.eos, rows).replace(logprobs=self.logprobs)
+        if self.processing is None:
+            return options
+        settings = [request.settings for request in requests]
+        return options.replace(processors=self.processing.processors(settings, self.eos, rows))
 
     def limits(self, request: EncodedRequest) -> dict[str, tuple[int, int]]:
         """Return how much of each setting a request needs, and how much this form has room for."""

@@ -99,7 +99,7 @@ def compile_move(batch: Batch, old: tuple[int, Sizes], new: tuple[int, Sizes]) -
 
 
 def measure(batch: Batch, width: int, form: Sizes, plan: int) -> None:
-    """Tell the policy how long two blocks of a plan take, except of its first, which is slower."""
+    """Run two blocks of a plan; tell the policy their milliseconds, except those of a first run."""
     assert batch.pace is not None
     policy, kind = batch.pace.policy, batch.kinds[0]
     batch.hold(width, form)

@@ -76,6 +76,7 @@ class AssistantConfig(HeadConfig):
     title: ClassVar = "Gemma 4 assistant"
     name: ClassVar = "assistant"
     model_type: ClassVar = title
+    start_decides: ClassVar = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

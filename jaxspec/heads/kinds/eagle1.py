@@ -242,7 +242,7 @@ class Eagle1Kind(StateKind[Config]):
         return {"image rule": config.images}
 
 
-FC: Axes = ((r"(?:img_)?fc/weight", (None, "embed")), (r"(?:img_)?fc/bias", (None,)))
+FC: Axes = ((r"(?:img_)?fc/weight", (None, "embed")),)
 KIND = Eagle1Kind(
     config=Eagle1Config,
     module=Eagle1Head,

@@ -191,7 +191,6 @@ KIND = VispecKind(
     axes=(
         *FC,
         (r"imadpt/[kvo]_proj/weight", (None, "embed")),
-        (r"imadpt/[kv]_proj/bias", (None,)),
         (r"imadpt/q", ()),
     ),
 )

@@ -17,8 +17,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxspec.sharding import MESH_AXES
 
 Batches = Callable[[int], Any]
-"""Makes this process's rows of a step's batch; called with one step after the other. All processes
-make arrays of the same shapes."""
+"""Makes this process's rows of a step's batch; called from one thread, with one step after the
+other. All processes make arrays of the same shapes."""
 DEPTH = 4
 """Batches on the mesh that are read ahead."""
 

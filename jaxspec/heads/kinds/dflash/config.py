@@ -90,6 +90,7 @@ class DFlashConfig(HeadConfig):
     title: ClassVar = "DFlash head"
     name: ClassVar = "dflash"
     model_type: ClassVar = title
+    start_decides: ClassVar = True
     orders_vocabulary: ClassVar = True
 
     def __post_init__(self) -> None:

@@ -161,6 +161,7 @@ class Eagle3Config(StateHeadConfig):
     title: ClassVar = "EAGLE-3 head"
     name: ClassVar = "eagle3"
     model_type: ClassVar = title
+    start_decides: ClassVar = True
     orders_vocabulary: ClassVar = True
     rules: ClassVar = ("placeholder", "embedding", "zero")
     keeps_vocabulary: ClassVar = True
