@@ -1,4 +1,4 @@
-"""Training in child processes that a test signals or kills, and drives over pipes.
+"""Train in child processes that a test signals or kills, and drives over pipes.
 
 A child prints a line when it asks for a batch.
 """
@@ -48,8 +48,8 @@ GATE = 6
 
 
 class Child:
-    """A running child of these arguments (see `main`); threads read all that it says, so that it
-    never waits.
+    """Run a child of these arguments (see `main`); threads read all that it says, so that it never
+    waits.
     """
 
     def __init__(self, *arguments: object) -> None:
@@ -77,7 +77,7 @@ class Child:
         self._lines.put(None)
 
     def await_line(self, wanted: Callable[[str], bool]) -> None:
-        """Reads on to the next line that is wanted."""
+        """Read on to the next line that is wanted."""
         while (line := self._lines.get(timeout=300)) is not None:
             self.said.append(line)
             if wanted(line):
@@ -85,12 +85,12 @@ class Child:
         raise AssertionError("the child ended without such a line:\n" + "".join(self.said[-30:]))
 
     def open_gate(self) -> None:
-        """Closes its standard input."""
+        """Close the child's standard input."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
     def end(self, code: int) -> str:
-        """Waits for its end, with this exit code, and returns all that it said."""
+        """Wait for the child's end, with this exit code, and return all that it said."""
         for reader in self._readers:
             reader.join()
         while not self._lines.empty():
@@ -100,8 +100,8 @@ class Child:
 
 
 def train_line(directory: Path, announce: Callable[[int], None]) -> Any:
-    """Two megabytes of parameters, so that writing them takes a while; its metrics say which batch
-    a step saw.
+    """Train two megabytes of parameters, so that writing them takes a while; its metrics say which
+    batch a step saw.
     """
 
     def batch(step: int) -> dict[str, np.ndarray]:
@@ -120,7 +120,9 @@ def train_line(directory: Path, announce: Callable[[int], None]) -> Any:
 
 
 def train_full_disk(directory: Path, announce: Callable[[int], None]) -> Any:
-    """Sixteen megabytes of parameters in many files; the disk fills up while they are saved."""
+    """Train sixteen megabytes of parameters in many files; the disk fills up while they are
+    saved.
+    """
 
     def batch(step: int) -> dict[str, np.ndarray]:
         announce(step)
@@ -140,7 +142,7 @@ def train_full_disk(directory: Path, announce: Callable[[int], None]) -> Any:
 
 
 def train_lvlm(directory: Path, announce: Callable[[int], None]) -> Any:
-    """The tiny LVLM over the devices of all processes."""
+    """Return the tiny LVLM over the devices of all processes."""
 
     def batch(step: int) -> ConversationBatch:
         announce(step)

@@ -1,4 +1,4 @@
-"""What drafts and heads learn from."""
+"""These fixtures give what drafts and heads learn from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests import tiny
 
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny LLaVA `target` and twenty prepared conversations `talk`."""
+    """Return a folder with a tiny LLaVA `target` and twenty prepared conversations `talk`."""
     path = tmp_path_factory.mktemp("taught")
     tiny.save(path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
     prepare("talk", path, [tiny.Talk()[i] for i in range(20)])

@@ -47,8 +47,9 @@ TRAIN = TrainConfig(
 
 
 def test_its_loss_is_that_of_its_definition() -> None:
-    """By the reference in numpy. A soft cap bounds the target's scores, and not the assistant's, and
-    the target's layers have embeddings of their own.
+    """An assistant's loss is that of its definition, by the reference in numpy. A soft cap bounds
+    the target's scores, and not the assistant's, and the target's layers have embeddings of their
+    own.
     """
     target, head = pair(text=SHARED)
     raw, tensors = head.config.to_dict(), named_tensors(head.params)
@@ -73,7 +74,7 @@ def test_its_loss_is_that_of_its_definition() -> None:
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, HeadConfig, Params]:
-    """A folder with a `target`, its own answers and an assistant `hf` that learned them."""
+    """Return a folder with a `target`, its own answers and an assistant `hf` that learned them."""
     path, (target, _) = tmp_path_factory.mktemp("assistant"), pair(text=SHALLOW)
     save(path / "target", target.config, target.params, tokenizer=target.tokenizer)
     plain = engine(pair(text=SHALLOW), drafts=False)
@@ -95,7 +96,9 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, HeadConfig,
 
 @pytest.mark.full
 def test_it_learns_to_draft(learned: tuple[Path, HeadConfig, Params]) -> None:
-    """From random weights; more of its drafts are accepted than of the untrained ones."""
+    """An assistant learns to draft from random weights: more of its drafts are accepted than of the
+    untrained one's.
+    """
     path, config, params = learned
     losses, target = training.losses(path / "head"), pair(text=SHALLOW)[0]
     assert losses[-5:].mean() < 0.5 * losses[:5].mean()
@@ -113,7 +116,9 @@ def test_it_learns_to_draft(learned: tuple[Path, HeadConfig, Params]) -> None:
 def test_transformers_reads_it(
     learned: tuple[Path, HeadConfig, Params], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scores of an exported assistant, of random keys and values, are those of this library."""
+    """Transformers scores an exported assistant, of random keys and values, as this library
+    does.
+    """
     torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
     from transformers import Gemma4AssistantForCausalLM, GenerationConfig
 
@@ -151,7 +156,7 @@ def test_transformers_reads_it(
 
 
 def test_how_one_begins() -> None:
-    """At the target's sizes, or from a trained one, whose layers count."""
+    """A new assistant begins at the target's sizes, or from a trained one, whose layers count."""
     config = new_head(TEXT, **HEAD, target_name="target")
     assert isinstance(config, AssistantConfig)
     assert config.text_config.layer_types == (SLIDING, SLIDING, FULL)
@@ -168,7 +173,9 @@ def test_how_one_begins() -> None:
 
 
 def test_groups_of_tokens_stay_as_they_are(tmp_path: Path) -> None:
-    """As of E2B's and E4B's assistants, which learn with the whole output matrix."""
+    """Groups of tokens stay as they are in training, as of E2B's and E4B's assistants, which learn
+    with the whole output matrix.
+    """
     target, head = pair(groups=8, text=SHALLOW)
     save(tmp_path / "target", target.config, target.params, tokenizer=target.tokenizer)
     save_head(tmp_path / "start", head.config, head.params, None)
@@ -193,7 +200,9 @@ def test_groups_of_tokens_stay_as_they_are(tmp_path: Path) -> None:
 def test_generation_settings_say_how_long_it_drafts(
     learned: tuple[Path, HeadConfig, Params], tmp_path: Path
 ) -> None:
-    """As of a published one, whose config.json does not say it."""
+    """Generation settings say how long an assistant drafts if its config.json does not, as a
+    published one's.
+    """
     _, config, params = learned
     save_head(tmp_path / "head", config, params, None)
     raw = read_json(tmp_path / "head" / "config.json")

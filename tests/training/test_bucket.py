@@ -1,4 +1,4 @@
-"""Checkpoints and chunks of answers in a bucket: runs go on from there."""
+"""Runs go on from checkpoints and chunks of answers in a bucket."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def place() -> Iterator[str]:
 
 
 def names() -> set[str]:
-    """What the bucket holds."""
+    """Return the names of what the bucket holds."""
     return {name.removeprefix("/bucket/") for name in Bucket.store}
 
 

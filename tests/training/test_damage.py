@@ -43,7 +43,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flipped(content: bytes) -> bytes:
-    """One bit is another."""
+    """Return the content with one bit flipped."""
     place = random.Random(len(content)).randrange(len(content))
     return content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :]
 
@@ -60,7 +60,9 @@ DAMAGES: tuple[Callable[[bytes], bytes | None], ...] = (
 def test_damage_of_one_file_costs_one_step_at_most(
     saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The largest file has the arrays, and Orbax reads them whatever their bits are."""
+    """Damage of one file costs one step at most, also of the largest, which has the arrays, and
+    which Orbax reads whatever its bits are.
+    """
     files = sorted(
         (path for path in (saved / "4").rglob("*") if path.is_file()),
         key=lambda path: -path.stat().st_size,
@@ -140,7 +142,9 @@ def test_a_checkpoint_tells_its_run_itself(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
-    """TensorStore calls Orbax's closed loop for each of many writes."""
+    """A full disk ends training in one line, although TensorStore calls Orbax's closed loop for
+    each of many writes.
+    """
     said = Child("full_disk", tmp_path).end(2)
     assert "Traceback" not in said
     assert f"child: error: {tmp_path}/checkpoints: cannot be written: File too large" in said

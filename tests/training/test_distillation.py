@@ -1,4 +1,4 @@
-"""Distillation losses against sums written out in numpy float64, and their bounds."""
+"""Distillation losses equal sums written out in numpy float64, and keep their bounds."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ def test_words_that_neither_model_may_say_cost_nothing() -> None:
 
 @pytest.mark.parametrize("excluded", [-np.inf, np.log(1e-30)])
 def test_reverse_kl_stays_finite_where_the_teacher_has_no_probability(excluded: float) -> None:
-    """As of a teacher with `known_tokens`, whose other tokens have the score -inf."""
+    """Reverse KL stays finite where the teacher has no probability, as of a teacher with
+    `known_tokens`, whose other tokens have the score -inf.
+    """
     log_p, log_q = logs(TEACHER[..., :9], STUDENT)
     p = jnp.where(jnp.arange(9) < 4, log_p, excluded)
 

@@ -36,8 +36,8 @@ def batches(view: str, **fields: Any) -> ConversationBatches:
 
 
 def checksum(batch: Any) -> int:
-    """A sum of all that is whole numbers: pixels differ in the last bit from one transformers to
-    the next.
+    """Return a sum of all that is whole numbers: pixels differ in the last bit from one
+    transformers to the next.
     """
     found = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
     return zlib.crc32(b"".join(leaf.tobytes() for leaf in found if leaf.dtype.kind != "f"))

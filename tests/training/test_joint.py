@@ -94,7 +94,9 @@ def test_the_command_writes_each_head_with_a_card_of_its_own(taught: Path, tmp_p
 
 
 def test_a_run_goes_on_to_the_heads_that_are_not_written(tmp_path: Path) -> None:
-    """Between two heads, or while it writes one, a run may be killed."""
+    """A run that was killed between two heads, or while it wrote one, goes on to the heads that are
+    not written.
+    """
     runs, out = tmp_path / "runs", tmp_path / "runs" / "hf"
     fresh = out / ".kv.1.tmp"
     fresh.mkdir(parents=True)
@@ -116,7 +118,9 @@ def test_a_head_whose_name_would_freeze_it_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_refuses_recipes_whose_stages_differ(tmp_path: Path) -> None:
-    """Heads that learn together would all have learned by the first one's."""
+    """The command refuses recipes whose stages differ, since heads that learn together would all
+    learn by the first one's.
+    """
     for name, steps in (("one", 2), ("two", 3)):
         (tmp_path / f"{name}.py").write_text(
             "from dataclasses import replace\n"
@@ -130,6 +134,6 @@ def test_the_command_refuses_recipes_whose_stages_differ(tmp_path: Path) -> None
 
 
 def test_two_recipes_of_one_name_are_refused() -> None:
-    """Their heads would be written to one folder."""
+    """Two recipes of one name are refused, since their heads would be written to one folder."""
     with pytest.raises(InputError, match="kv_mini: given twice"):
         script.parse_all(["kv_mini", "other/kv_mini.py"])

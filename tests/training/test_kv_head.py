@@ -1,4 +1,6 @@
-"""Training of KV heads: where blocks begin, which steps count, and what the loss says."""
+"""KV heads train on blocks that begin where they may, count the steps that they should, and have
+the loss of their definition.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def draws(seed: int) -> list[np.random.Generator]:
 
 
 def test_processes_share_a_batch_with_its_anchors() -> None:
-    """Also where a row has more images than there is room for, and counts nothing."""
+    """Processes share a batch with its anchors, also where a row has more images than there is room
+    for, and counts nothing.
+    """
     config = KVHeadConfig.of_target(tiny.CONFIG, image_slots=1)
     whole, *parts = (
         HeadBatches(
@@ -134,7 +138,9 @@ def test_the_loss_is_the_weighted_mean_of_the_steps(kind: BlockLoss, outside: bo
 
 
 def test_the_weight_of_lk_lambda_has_no_gradient() -> None:
-    """Its gradient is that of the two losses at the fixed weight."""
+    """The weight of `lk_lambda` has no gradient: the loss's gradient is that of the two losses at
+    the fixed weight.
+    """
     p, logits = (jax.nn.log_softmax(jnp.asarray(row)) for row in ([0.0, 1, 3], [1.0, 0, 2]))
     alpha = jnp.minimum(jnp.exp(p), jnp.exp(logits)).sum()
 
@@ -159,7 +165,7 @@ def test_blocks_have_a_weight_for_each_place() -> None:
 
 @dataclass
 class Given:
-    """One batch for every step."""
+    """Give one batch for every step."""
 
     batch: ConversationBatch
     images: np.ndarray
@@ -217,7 +223,9 @@ def check_loss(
 
 @pytest.mark.parametrize("output", ["own", "target's", "target's embedding"])
 def test_an_eagle_heads_loss_is_that_of_its_definition(output: str) -> None:
-    """Rotary positions of three axes, by the reference in numpy; labels alone are learned."""
+    """An EAGLE head's loss is that of its definition, with rotary positions of three axes, by the
+    reference in numpy; labels alone are learned.
+    """
     text = Qwen2Config(
         vocab_size=24,
         hidden_size=16,
@@ -260,7 +268,9 @@ def test_an_eagle_heads_loss_is_that_of_its_definition(output: str) -> None:
 
 
 def test_a_dflash_heads_loss_is_that_of_its_definition() -> None:
-    """With a draft vocabulary and a Markov head; blocks may reach over the end of a row."""
+    """A DFlash head's loss is that of its definition, with a draft vocabulary and a Markov head;
+    blocks may reach over the end of a row.
+    """
     target, params = tiny.text_only(*tiny.lvlm(16, 2, seed=0))
     config = DFlashConfig.of_target(target.config, 2, (0, 1), gamma=3, markov=2)
     words = (*range(3, 20), 21)
@@ -283,8 +293,8 @@ def test_a_dflash_heads_loss_is_that_of_its_definition() -> None:
 
 @pytest.mark.full
 def test_losses_on_a_mesh_are_those_of_one_device(taught: Path, tmp_path: Path) -> None:
-    """The target is split over both axes, the rows over one; one device keeps what it has read of
-    the target.
+    """Losses on a mesh, with the target split over both axes and the rows over one, are those of
+    one device, which keeps what it has read of the target.
     """
     data = {"talk": taught / "talk"}
     alone = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, mesh=MeshConfig(data=1)))
@@ -363,7 +373,9 @@ def test_an_eagle_head_without_an_output_matrix_goes_on_without_one(
 def test_a_start_decides_what_is_not_chosen(
     start: dict[str, Any], name: str, value: Any, line: str, taught: Path, tmp_path: Path
 ) -> None:
-    """What the command line changes, it decides, or the start is refused."""
+    """A start decides the options that the command line leaves open; one that contradicts the
+    command line is refused.
+    """
     target = LoadedModel.load(taught / "target")
     layers = (0, 1, 2) if start["feature"] == "fused" else (0, 1)
     options = {"target_layers": layers, **start}
@@ -391,8 +403,8 @@ def test_a_stage_of_captions_only_teaches_a_head_no_question(taught: Path) -> No
 
 
 def test_each_row_is_read_once(tmp_path: Path) -> None:
-    """Next to rows of more images too. Keys of two sizes, of more than ten layers; in older files
-    those of one have no number.
+    """Each row is read once, also next to rows of more images, and kept with keys of two sizes and
+    of more than ten layers. In older files keys of one size have no number.
     """
 
     def reading(batch: ConversationBatch) -> TargetPass:

@@ -1,6 +1,4 @@
-"""Low-rank updates: what trains, what is written, and that a run goes on; and the scores of answers
-alone.
-"""
+"""Low-rank updates train alone, are written alone, and go on; only answers are scored."""
 
 from __future__ import annotations
 
@@ -39,7 +37,9 @@ TRAIN = TrainConfig(
 
 
 def test_answers_alone_are_scored() -> None:
-    """The loss, the gradient and the simulated tokens per pass are those of all scores."""
+    """Scoring answers alone gives the loss, the gradient and the simulated tokens per pass of all
+    scores.
+    """
     batch = batches("M")(1)
     assert batch.answers is not None
     assert batch.answers.shape[1] < batch.mask.shape[1]
@@ -102,7 +102,9 @@ def test_a_recipe_trains_the_updates_and_writes_an_adapter(
 def test_training_goes_on_from_an_adapter_of_the_same_updates_only(
     taught: Path, tmp_path: Path
 ) -> None:
-    """Its weights and its base's sign the run, and what is written belongs to that base."""
+    """Training goes on only from an adapter of the same updates: its weights and its base's sign
+    the run, and what is written belongs to that base.
+    """
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     shutil.copytree(taught / "target", base)
     model = LoadedModel.load(base)
@@ -148,7 +150,9 @@ def test_training_goes_on_from_an_adapter_of_the_same_updates_only(
 
 
 def test_an_adapter_keeps_its_bases_tokens(taught: Path, tmp_path: Path) -> None:
-    """Its file has neither embedding nor output matrix, so other tokens would be lost."""
+    """An adapter keeps its base's tokens: its file has neither embedding nor output matrix, so
+    other tokens would be lost.
+    """
     target = str(taught / "target")
     stages = (Stage("tune", TRAIN, (("talk", 1.0),)),)
     made = Recipe(target=target, start=target, stages=stages, buckets=(128,), lora=UPDATES)

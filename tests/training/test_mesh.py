@@ -1,5 +1,5 @@
-"""Training on a mesh: the same losses as on one device, each device with its share, and a restart
-on another mesh.
+"""Training on a mesh has the losses of one device, gives each device its share, and restarts on
+another mesh.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STAGES = {
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    """The losses of one device."""
+    """Return the losses of one device."""
     path = tmp_path_factory.mktemp("alone")
     training.train(STAGES["one"], path)
     losses = training.losses(path)
@@ -41,7 +41,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
 
 @pytest.mark.full
 def test_losses_are_those_of_one_device(alone, tmp_path):
-    """To rounding, in two parts, and with activations computed anew."""
+    """Losses on a mesh are those of one device to rounding, in two parts, and with activations
+    computed anew.
+    """
     training.train(STAGES["mixed"], tmp_path)
     np.testing.assert_allclose(training.losses(tmp_path), alone, rtol=1e-5)
 
@@ -60,8 +62,8 @@ def test_goes_on_with_other_devices(alone, tmp_path):
 
 
 def test_each_device_holds_its_share():
-    """The optimiser's state is split as the parameters are; without a place, all is whole
-    everywhere.
+    """Each device holds its share: the optimiser's state is split as the parameters are; without a
+    place, all is whole everywhere.
     """
     mesh = make_mesh(model=2, fsdp=4)
     params = training.params()
@@ -108,7 +110,9 @@ def test_mesh_of_a_batch():
 
 
 def test_every_device_computes_samples_of_its_own_in_each_part() -> None:
-    """A part of an accumulated batch has fewer samples than the batch."""
+    """A mesh whose devices cannot each compute samples of their own in each part of a batch is
+    refused: a part has fewer samples than the batch.
+    """
     stage = replace(training.STAGE, batch=16, accumulate=4)
     assert stage.make_mesh().shape["data"] == 4
     whole = replace(stage, mesh=MeshConfig(data=8))
@@ -117,7 +121,9 @@ def test_every_device_computes_samples_of_its_own_in_each_part() -> None:
 
 
 def test_process_share():
-    """Two of four processes share rows where the model axis spans them."""
+    """Processes read their share of the batch's rows; two of four share rows where the model axis
+    spans them.
+    """
 
     class Device:
         def __init__(self, number):

@@ -1,4 +1,4 @@
-"""What is trained for: logits of a draft's view beside its teacher's own, slot by slot."""
+"""Training scores a draft's view next to its teacher's own, slot by slot."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_the_teacher_itself_has_nothing_to_learn_and_shares_its_images() -> None
 
 
 def test_a_tower_that_both_see_through_runs_once() -> None:
-    """The same loss and gradient; a tower that trains, that differs, or that the draft is not
-    shown, is not shared.
+    """A tower that both models see through runs once, for the same loss and gradient; a tower that
+    trains, that differs, or that the draft is not shown, is not shared.
     """
     student = tiny.random_params(tiny.CONFIG, seed=1)
     view, frozen = parse_views(("P1",))[0], ("vision_tower",)

@@ -1,4 +1,4 @@
-"""Plans of training: what a step would hold on devices that are not there, and the peaks of
+"""Plans of training say what a step would hold on devices that are not there, and know the peaks of
 chips.
 """
 
@@ -18,8 +18,8 @@ from jaxspec.training.plan import abstract_step, mesh_for
 
 
 def test_a_7b_target_teaches_a_68m_draft() -> None:
-    """The step lowers for 64 TPUs, and each holds its share: two bytes a frozen parameter, four a
-    trained one, eight of its moments, four of its gradient.
+    """A step in which a 7B target teaches a 68M draft lowers for 64 TPUs, and each holds its share:
+    two bytes a frozen parameter, four a trained one, eight of its moments, four of its gradient.
     """
     devices, batch = 64, 16
     assert dict(mesh_for(16, 256).shape) == {"data": 1, "fsdp": 16, "model": 1}
@@ -45,7 +45,9 @@ def test_a_7b_target_teaches_a_68m_draft() -> None:
 
 
 def test_a_7b_target_teaches_a_head() -> None:
-    """The step traces; the head trains, and its blocks are scored by the target's matrix."""
+    """A step in which a 7B target teaches a head traces; the head trains, and its blocks are scored
+    by the target's matrix.
+    """
     devices, batch, length = 8, 16, 1024
     mesh, head = mesh_for(devices, batch), usual_head(sizes.target, gamma=3)
     found = abstract_step(sizes.target, head, mesh, batch, length, "bfloat16")

@@ -1,5 +1,5 @@
-"""Signals that end a run: all is saved first, whatever the signal, and a second Ctrl-C does not
-wait for it.
+"""Signals that end a run save all first, whatever the signal, and a second Ctrl-C does not wait for
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def train(
 
 @pytest.fixture(params=[signal.SIGTERM], ids=lambda number: number.name)
 def number(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A signal with a handler of its own, wherever the tests run: in the background, or under
+    """Yield a signal with a handler of its own, wherever the tests run: in the background, or under
     nohup.
     """
     before = signal.signal(request.param, signal.default_int_handler)
@@ -68,7 +68,9 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on(
 def test_a_signal_during_an_evaluation_saves_the_step_that_was_evaluated(
     tmp_path: Path, number: int
 ) -> None:
-    """The evaluation is in the log, and no other step is run, which might compile for minutes."""
+    """A signal during an evaluation saves the step that was evaluated: the evaluation is in the
+    log, and no other step is run, which might compile for minutes.
+    """
 
     def evaluate(params: Any) -> dict[str, float]:
         signal.raise_signal(number)
@@ -86,7 +88,9 @@ def test_a_signal_during_an_evaluation_saves_the_step_that_was_evaluated(
 
 
 def test_a_signal_in_the_last_evaluation_ends_the_run_too(tmp_path: Path, number: int) -> None:
-    """Otherwise the next stage would begin; the same command goes on to it."""
+    """A signal in the last evaluation ends the run too, before the next stage begins; the same
+    command goes on to it.
+    """
     stage = replace(STAGE, evaluate_every=STAGE.steps)
     with pytest.raises(Preempted):
         train(tmp_path / "cut", stage, evaluate=lambda params: signal.raise_signal(number) or {})

@@ -1,5 +1,5 @@
-"""Prompts for drafts of a small model: what is trained on and what is held apart have no question
-in common.
+"""Prompts for drafts of a small model have no question in common between what is trained on and
+what is held apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from train.prompts import Options, main
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder of sources, with one question each."""
+    """Return a folder of sources, with one question each."""
     data = tmp_path / "data"
     for file, row in {
         "gsm8k/train.jsonl": {"question": "How many?", "answer": "2"},

@@ -1,6 +1,4 @@
-"""Recipes: what a draft starts as, that its stages run and resume, and that presets fit their
-models.
-"""
+"""A recipe says what a draft starts as; its stages run and resume, and presets fit their models."""
 
 from __future__ import annotations
 
@@ -174,7 +172,9 @@ def test_a_text_draft_learns_from_a_teacher(
 def test_a_start_of_another_tokeniser_is_refused(
     taught: Path, data: dict[str, Any], tmp_path: Path, view: str
 ) -> None:
-    """Before anything is trained, also where the draft gets the target's tower and tokeniser."""
+    """A start of another tokeniser is refused before anything is trained, also where the draft gets
+    the target's tower and tokeniser.
+    """
     words = tiny.tokenizer(tiny.CHARACTERS[::-1])
     start = str(tiny.save(tmp_path / "start", SMALL, tiny.random_params(SMALL), words))
     made = recipe(taught, start=start, view=view)
@@ -193,7 +193,9 @@ def test_the_data_of_a_stage_have_weights() -> None:
 
 
 def test_more_tokens_than_are_scored_are_not_compared(taught: Path, tmp_path: Path) -> None:
-    """A negative draft vocabulary is refused, too."""
+    """A distillation that compares more tokens than are scored is refused, and so is a negative
+    draft vocabulary.
+    """
     stages = (replace(SECOND, data=(("talk", 1.0),)),)
     made = recipe(taught, view="T", stages=stages, distillation=Distillation("tvd", top_k=9))
     few, data = replace(made, draft_vocabulary=8), {"talk": taught / "talk"}
@@ -235,7 +237,9 @@ def test_the_command_writes_a_draft_that_loads(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And pushes it, with a card that says that it is a draft."""
+    """The command writes a draft that loads, and pushes it, with a card that says that it is a
+    draft.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     terms = ["--licence", "apache-2.0", "--base-model", "someone/llama"]
     words = ["mini_text", "--target", str(taught / "target"), "--data", str(taught / "talk")]
@@ -306,7 +310,9 @@ def test_a_stage_has_no_name_of_other_options(name: str, stage: str) -> None:
 
 
 def test_the_command_line_chooses_what_it_names() -> None:
-    """Also with the recipe's value. A start decides the other options of a head."""
+    """The command line chooses the options that it names, also with the recipe's value. A start
+    decides the other options of a head.
+    """
     made = load_preset("train.recipes", "gemma4_assistant")
     start = ["--start", "nowhere"]
     words = ["--head.layers", "2", "--head.width=1024", "--head.no-own-keys"]
@@ -341,7 +347,9 @@ DRAFTS = [
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_presets_fit_the_models_that_they_train(name: str) -> None:
-    """Every pattern of a stage matches a parameter, and leaves something to train."""
+    """Presets fit the models that they train: every pattern of a stage matches a parameter, and
+    leaves something to train.
+    """
     made: Recipe = load_preset("train.recipes", name)
     paths = abstract_params(tiny.CONFIG if made.view != "T" else tiny.CONFIG.text_config)
     for stage in made.stages:

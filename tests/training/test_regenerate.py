@@ -1,4 +1,4 @@
-"""Answers written anew: chunk by chunk, the same after a stop and from any shard, and each the
+"""Answers are written anew chunk by chunk, the same after a stop and from any shard, and each the
 engine's own.
 """
 
@@ -179,6 +179,8 @@ def test_what_the_target_cannot_be_asked_is_told(engine: Engine, tmp_path: Path)
 
 
 def test_a_temperature_that_no_request_has_is_refused_before_any_answer() -> None:
-    """Otherwise every conversation would be refused, and the folder would hold that."""
+    """A temperature that no request has is refused before any answer; otherwise every conversation
+    would be refused, and the folder would hold that.
+    """
     with pytest.raises(InputError, match=r"temperature: -1\.0; give a number from 0"):
         replace(WORK, temperature=-1.0)

@@ -1,5 +1,5 @@
-"""Signatures: the same of the same, others of what was made anew under the same name and in the
-same size.
+"""Equal data have equal signatures, and data made anew under the same name and in the same size
+have another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Simulated tokens per block: against blocks walked one by one, and against the engine on the mini
+"""Simulated tokens per block equal those of blocks walked one by one, and of the engine on the mini
 models.
 """
 
@@ -15,8 +15,8 @@ COUNT = jax.jit(count_blocks, static_argnames="gamma")
 
 
 def walk(agree: list[bool], gamma: int) -> tuple[int, int]:
-    """Blocks of one answer, drafted and verified as the engine does; `agree` of all tokens but
-    prefill's.
+    """Walk the blocks of one answer, drafted and verified as the engine does; `agree` is of all
+    tokens except prefill's.
     """
     at = blocks = 0
     while at < len(agree):

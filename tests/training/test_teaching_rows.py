@@ -63,7 +63,7 @@ DRAWN = {
 
 
 class Synthetic(Sequence[Sample]):
-    """Rows from the least to the most images and tokens; a character is a token."""
+    """Give rows from the least to the most images and tokens; a character is a token."""
 
     def __init__(self, images: tuple[int, int], tokens: tuple[int, int]) -> None:
         self.images, self.tokens = images, tokens

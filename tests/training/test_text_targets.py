@@ -1,5 +1,5 @@
-"""A text model as target: chats in JSONL, its own answers to them, a KV head and a draft of its
-own.
+"""A text model is a target: for chats in JSONL, its own answers to them, a KV head and a draft of
+its own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the target answers to chats."""
+    """Return what the target answers to chats."""
     folder = tmp_path_factory.mktemp("data")
     told = {"role": "assistant", "content": "No."}
     chats = [{"messages": [{"role": "user", "content": f"Say {i}."}, told]} for i in range(12)]

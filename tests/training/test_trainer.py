@@ -81,7 +81,9 @@ def test_learns_freezes_and_logs(tmp_path):
 
 
 def test_a_run_goes_on_with_the_batches_of_its_next_steps(tmp_path):
-    """It has read ahead of the last checkpoint. Those of older releases also hold a position."""
+    """A run that has read ahead of its last checkpoint goes on with the batches of its next steps.
+    Checkpoints of older releases also hold a position.
+    """
     straight = fit(STAGE, params(), loss_fn, batches, tmp_path / "straight")
     with pytest.raises(KeyboardInterrupt):
         fit(STAGE, params(), loss_fn, dies_at(5), tmp_path / "cut")
@@ -119,7 +121,9 @@ def test_optimisers_schedules_and_averages_go_on_to_the_same_bits(name, tmp_path
 
 
 def test_schedules():
-    """wsd stays at the peak until its last fifth."""
+    """Schedules warm up, stay or decay to the final rate; `wsd` stays at the peak until its last
+    fifth.
+    """
     stage = TrainConfig(steps=20, batch=1, learning_rate=1.0, warmup=4, final_rate=0.5)
     rates = {
         name: [float(make_schedule(replace(stage, schedule=name))(step)) for step in (2, 4, 12, 20)]
@@ -148,7 +152,9 @@ def test_muon_takes_matrices_that_have_no_row_for_each_token():
 
 
 def test_an_average_follows_the_parameters(tmp_path):
-    """avg = d avg + (1 - d) params after each step; it is what is evaluated and returned."""
+    """An average follows the parameters, avg = d avg + (1 - d) params after each step, and is what
+    is evaluated and returned.
+    """
     seen, stage = [], replace(STAGE, evaluate_every=1)
 
     def evaluate(params):
@@ -175,7 +181,9 @@ def test_steps_are_traced_and_time_is_accounted_for(tmp_path):
 
 
 def test_rates_by_path(tmp_path):
-    """AdamW's first step is the rate itself, whatever the gradient."""
+    """Rates follow the first pattern that a path matches: AdamW's first step is the rate itself,
+    whatever the gradient.
+    """
     start = {part: {"kernel": np.zeros((3, 1), np.float32)} for part in ("fast", "slow", "still")}
 
     @mean_of_rows
@@ -215,7 +223,7 @@ def test_what_does_not_fit_is_refused(change, message, tmp_path, monkeypatch):
 
 
 def test_a_run_goes_on_in_parts(tmp_path):
-    """On fewer devices, say."""
+    """A run goes on in parts, as on fewer devices, with the same losses and parameters."""
     straight = fit(STAGE, params(), loss_fn, batches, tmp_path / "straight")
     with pytest.raises(KeyboardInterrupt):
         fit(STAGE, params(), loss_fn, dies_at(4), tmp_path / "cut")
@@ -227,7 +235,9 @@ def test_a_run_goes_on_in_parts(tmp_path):
 
 @pytest.mark.full
 def test_bfloat16_computes_and_float32_remembers(tmp_path):
-    """Updates of a thousandth of the weight would be lost in bfloat16."""
+    """bfloat16 computes and float32 remembers: updates of a thousandth of the weight would be lost
+    in bfloat16.
+    """
     seen = set()
 
     @mean_of_rows
@@ -251,7 +261,9 @@ def test_bfloat16_computes_and_float32_remembers(tmp_path):
 
 @pytest.mark.full
 def test_reports(tmp_path):
-    """Every line has speeds but the first, whose step was compiled; TensorBoard has the same."""
+    """Every line of a report has speeds except the first, whose step was compiled; TensorBoard has
+    the same.
+    """
     asked = []
 
     def evaluate(params):
@@ -291,7 +303,9 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
 
 
 def test_parameters_that_are_not_finite_end_the_run_before_they_are_saved(tmp_path):
-    """The loss and the gradient of the step before are."""
+    """Parameters that are not finite end the run before they are saved, though the loss and the
+    gradient of the step before are finite.
+    """
     stage = replace(
         STAGE, steps=2, warmup=0, learning_rate=1e30, rates=((".*", 1e30),), save_every=1
     )
@@ -341,7 +355,9 @@ def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
 
 
 def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path):
-    """Its metrics stay, and the line names the folder that it saved in."""
+    """A run whose checkpoints are gone is not begun anew: its metrics stay, and the line names the
+    folder that it saved in.
+    """
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         fit(STAGE, params(), loss_fn, dies_at(5), run)
@@ -377,7 +393,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, caplog):
 
 
 def test_two_trainings_of_one_directory(tmp_path):
-    """The second is refused, and does no harm to the first."""
+    """The second of two trainings of one directory is refused, and does no harm to the first."""
     refused = []
 
     def again(step):
