@@ -1,4 +1,4 @@
-"""The table of shardings: every parameter of every family has one row, and its split divides."""
+"""Every parameter of every family has one row in the table of shardings, and its split divides."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from jaxspec.sharding import (
 
 
 def default(model_type: str, **flags: Any) -> ModelConfig:
-    """What transformers takes for a config.json that says no more, but with two layers in the
-    decoder.
+    """Return what transformers takes for a config.json that says no more, but with two layers in
+    the decoder.
     """
     # windows, which are Mistral's default, are not supported
     flags |= {"num_hidden_layers": 2, "sliding_window": None}
@@ -58,7 +58,9 @@ def rows_of(path: str) -> list[str]:
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_parameter_matches_one_row(model_type):
-    """This covers a family's default model, and one with every bias that it knows."""
+    """Every parameter matches one row, in a family's default model and in one with every bias that
+    it knows.
+    """
     for biased in (False, True):
         flags = {"attention_bias": biased, "mlp_bias": biased, "multimodal_projector_bias": biased}
         flags |= {"enable_bias": biased, "word_embed_proj_dim": 512 if biased else None}
@@ -113,7 +115,9 @@ def test_splits_divide_or_fall_back(model_type):
 
 
 def test_heads_are_split_whole():
-    """Two kv heads over four devices: the rows would divide, the heads do not."""
+    """Heads are split whole: of two kv heads over four devices the rows would divide, the heads do
+    not.
+    """
     config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
     layer = "model/layers_0/self_attn"
     assert spec(config, f"{layer}/q_proj/weight", (64, 64), abstract_mesh(model=4)) == P(
@@ -159,7 +163,9 @@ def test_mesh():
 
 
 def test_many_pages_stay_where_they_are():
-    """A tower reads its pages in blocks; over a mesh each device reads its own."""
+    """Many pages stay where they are: a tower reads its pages in blocks, and over a mesh each
+    device reads its own.
+    """
     mesh = make_mesh(data=4, fsdp=2)
     q, k, v = (
         jnp.asarray(np.random.default_rng(i).normal(size=(8 * 20, 3, 4)), jnp.float32)

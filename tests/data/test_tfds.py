@@ -1,4 +1,4 @@
-"""TFDS data sets: those that are prepared for training, and a stranger's, as evaluation sets."""
+"""TFDS data sets, those prepared for training and a stranger's, are read as evaluation sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from picturebook.training import Picturebook
 
 
 class HardSums(tfds.core.GeneratorBasedBuilder):
-    """GSM8K's columns in two splits, and pixels that no file encodes."""
+    """Hold GSM8K's columns in two splits, and pixels that no file encodes."""
 
     VERSION = tfds.core.Version("2.1.0")
 
@@ -86,7 +86,9 @@ def test_a_strangers_set_has_the_hubs_columns(folder: Path) -> None:
 
 
 def test_the_newest_version_is_read(folder: Path, tmp_path: Path) -> None:
-    """By its numbers: 10.0.0 is newer than 9.0.0, whose name sorts behind it."""
+    """The newest version is chosen by its numbers: 10.0.0 is newer than 9.0.0, whose name sorts
+    behind it.
+    """
     shutil.copytree(folder / NAME / "2.1.0", tmp_path / "10.0.0")
     (tmp_path / "9.0.0").mkdir()
     (tmp_path / "9.0.0" / "features.json").touch()

@@ -64,7 +64,7 @@ def engines(target: LoadedModel, draft: LoadedModel, **options: Any) -> tuple[En
 def test_answers_are_the_plain_ones(
     target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are refilled, caches grow, and each answer is one of plans that follow each other."""
+    """Answers whose plan changes while rows are refilled and caches grow are the plain ones."""
     used = choose_at_random(monkeypatch)
     monkeypatch.setattr(batcher, "FIRST", 8)
     auto, plain = engines(target, draft, weighting="mt-paper", trace=True)
@@ -108,7 +108,7 @@ def test_a_mesh(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_answer_that_stops_within_a_run(target: LoadedModel, draft: LoadedModel) -> None:
-    """What was written behind the stop string is no part of the text that lookup is asked about."""
+    """What was written behind a stop string is no part of the text that lookup is asked about."""
     auto, plain = engines(target, draft)
     prompt = auto.encoder.completion("H")
     (first,) = plain.encoder.tokenizer.convert_ids_to_tokens(
@@ -130,7 +130,7 @@ def test_blocks_with_a_grammar_have_costs_of_their_own(target: LoadedModel) -> N
 
 
 def test_a_draft_alone_has_short_plans(target: LoadedModel, draft: LoadedModel) -> None:
-    """No longer than what the counts of blocks have places for."""
+    """A draft alone has plans no longer than what the counts of blocks have places for."""
     engine = Engine(target, draft, EngineConfig(views=("M",), gamma="auto"))
     assert [plan.name for plan in engine.assembly.plans] == ["plain", "draft 2", "draft 5"]
     result = engine.generate(requests()[0])
@@ -139,7 +139,9 @@ def test_a_draft_alone_has_short_plans(target: LoadedModel, draft: LoadedModel) 
 
 
 def test_what_it_cannot_choose(target: LoadedModel, draft: LoadedModel) -> None:
-    """A tree, an engine without drafts, and a width without room for any block."""
+    """An engine with a tree or without drafts has no plans to choose from, and a width leaves out
+    plans that have no room.
+    """
     assert not Engine(target, draft, EngineConfig(gamma="auto", tree="2")).assembly.plans
     assert not Engine(target, config=EngineConfig(gamma="auto")).assembly.plans
     names = [
@@ -241,7 +243,7 @@ def test_what_lookup_would_draft_needs_no_trial(text: list[int], best: str) -> N
 
 
 def test_a_shadow_counts_the_blocks_that_a_loop_would_have_run() -> None:
-    """Whatever the parts are in which the tokens come."""
+    """A shadow counts the blocks that a loop would have run, in whatever parts the tokens come."""
     hits = np.random.default_rng(0).random(500) < 0.8
     drafted, accepted, at = np.zeros(4), np.zeros(4), 0
     while at < len(hits):
@@ -266,7 +268,8 @@ def test_drafts_lose_little_though_most_of_their_runs_promise_gains() -> None:
 
 @pytest.mark.parametrize(("spent", "tried"), [(500.0, False), (800.0, True)])
 def test_a_trial_may_lose_what_its_expected_blocks_take(spent: float, tried: bool) -> None:
-    """Two tokens are one block, whose 30 ms may gain 1.96 tokens; 1.87 count, by the margin.
+    """A trial is made only if what its blocks are expected to lose is at most 2 % of the time
+    spent. Two tokens are one block, whose 30 ms may gain 1.96 tokens; 1.87 count, by the margin.
 
     In them plain decoding gains 3, so about 11.6 ms are lost, which are 2 % of 580 ms.
     """
@@ -332,7 +335,9 @@ def test_the_middle_of_three_runs_counts() -> None:
 
 
 def test_a_row_that_ends_within_a_run_is_no_loss() -> None:
-    """The other one gained 40 tokens in the time of 26 plain blocks."""
+    """A row that ends within a run counts for no loss if the other row gained more tokens than
+    plain blocks would in the time.
+    """
     policy, zeros = Policy(PLANS), np.zeros(7, int)
     policy.measured(0, "2x64", MS[0])
     policy.measured(3, "2x64", 1.3 * MS[0])

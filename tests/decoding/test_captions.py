@@ -1,5 +1,5 @@
-"""View C: ids of captions, captions on disk and in files, and the engine that shows them to the
-draft.
+"""View C shows a draft the ids of a caption in place of each image; captions are kept on disk or
+read from files.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Counting:
 
 
 def test_ids_of_the_prefix_are_those_of_tabed() -> None:
-    """A Llama-like tokeniser makes three pieces of it: TABED's 1967, 29901, 29871 are Llama's ids
-    for these.
+    """The prefix of a caption is three pieces of a Llama-like tokeniser, whose ids in Llama are
+    TABED's 1967, 29901, 29871.
     """
     tokenizer = load_tokenizer(MINI / "target")
     ids = VIEWS["C"].substitute(PromptEncoder(tokenizer), "a red ball")
@@ -72,8 +72,8 @@ def test_an_unknown_task_is_refused_with_its_name() -> None:
 
 
 def test_an_image_is_captioned_once(tmp_path: Path) -> None:
-    """Once in a call, in later calls, and by later processes; another captioner has its own
-    captions.
+    """An image is captioned once for a call, later calls and later processes; another captioner has
+    its own captions.
     """
     a, b, c = page(0), page(1), page(2)
     captioner = Counting()

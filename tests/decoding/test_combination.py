@@ -1,4 +1,4 @@
-"""Combined distributions against numpy's float64."""
+"""Combined distributions equal numpy's in float64."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def options(**filters: Any) -> Sampling:
 
 
 def combined(combination: Combination, logits: Array, chosen: Sampling) -> Array:
-    """The distribution that the models together draw the next token from."""
+    """Return the distribution that the models together draw the next token from."""
     law, best = joint_law(combination, logits[:, :, None], chosen, None)
     return filtered(law[:, 0], chosen, best[:, 0])
 
@@ -90,7 +90,9 @@ def test_combined_distributions(
 
 @pytest.mark.parametrize("text", ["contrastive:mu=0.3", "contrastive:beta=1,plausibility=0.2"])
 def test_a_token_that_a_model_cannot_know_is_not_written(text: str) -> None:
-    """The law is that of the other tokens, also where it would be the expert's likeliest."""
+    """A token that one model cannot know is not written, even if it is the expert's likeliest: the
+    law is that of the other tokens.
+    """
     logits = LOGITS[:2].copy()
     logits[0, :, -1] = 9.0
     logits[0, :, 0] = logits[1, :, -1] = -np.inf
@@ -110,8 +112,8 @@ def test_an_option_that_is_there_twice_is_refused(text: str) -> None:
 
 
 def test_two_readings_of_temperature_zero() -> None:
-    """A sure minority wins the mean; the majority wins the vote, and of equal votes the mean
-    decides.
+    """At temperature 0 a sure minority wins the mean; the majority wins the vote, and of equal
+    votes the mean decides.
     """
     logits = jnp.log(jnp.asarray([[0.9, 0.1, 1e-6], [0.4, 0.6, 1e-6], [0.4, 0.6, 1e-6]]))[:, None]
     greedy = sampling(1)

@@ -42,7 +42,7 @@ ENGINE = EngineConfig(gamma=J, batch_size=1, new_buckets=(32,), prompt_buckets=(
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target in two shards, of which the second holds its head, as MiMo's files do."""
+    """Return a target in two shards, of which the second holds its head, as MiMo's files do."""
     path, params = tmp_path_factory.mktemp("mimo") / "mimo", tiny.random_params(TEXT)
     tiny.save(path, TEXT, params, tiny.chat_tokenizer())
     config = MtpConfig.of_target(TEXT)

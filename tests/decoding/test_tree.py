@@ -1,4 +1,6 @@
-"""Shapes of trees; what decoding makes of them is in test_tree_greedy.py."""
+"""Shapes of trees are what their options say; what decoding makes of them is in
+test_tree_greedy.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from jaxspec.errors import InputError
 
 
 def paths(tree: Tree) -> list[tuple[int, ...]]:
-    """Ranks from the root to every node."""
+    """Return the ranks from the root to every node."""
     found: list[tuple[int, ...]] = [()]
     for node, parent in enumerate(tree.parents, start=1):
         found.append((*found[parent], int(tree.rank[node])))

@@ -1,4 +1,5 @@
-"""Tiny models with full mechanics, what is fed to them, and what they must equal.
+"""This namespace makes tiny models with full mechanics, what is fed to them, and what they must
+equal.
 
 `tiny.lvlm` and the rest of this namespace need JAX alone; `tests.tiny.hf`, `qwen_vl` and `tiles`
 are transformers' own models and need torch.

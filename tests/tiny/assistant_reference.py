@@ -1,4 +1,4 @@
-"""A Gemma 4's assistant in numpy, from its files alone: one row, a token at a time."""
+"""Compute a Gemma 4's assistant in numpy, from its files alone: one row, a token at a time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A bucket in memory under gs://: fsspec's memory files, which TensorStore reaches as Google Cloud
-Storage over HTTP.
+"""Serve a bucket in memory under gs://: fsspec's memory files, which TensorStore reaches as Google
+Cloud Storage over HTTP.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class Bucket(MemoryFileSystem):
-    """What epath reads and writes under gs://, in place of gcsfs."""
+    """Hold what epath reads and writes under gs://, in place of gcsfs."""
 
     protocol = ("gs", "gcs")
 
@@ -32,7 +32,7 @@ class Bucket(MemoryFileSystem):
 
 
 class _Storage(BaseHTTPRequestHandler):
-    """The requests of Google's JSON API that TensorStore makes."""
+    """Answer the requests of Google's JSON API that TensorStore makes."""
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)

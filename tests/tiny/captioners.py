@@ -1,4 +1,4 @@
-"""Tiny random captioners: BLIP, BLIP-2 and Florence-2, as transformers saves them."""
+"""Write tiny random captioners: BLIP, BLIP-2 and Florence-2, as transformers saves them."""
 
 from __future__ import annotations
 

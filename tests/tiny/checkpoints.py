@@ -1,6 +1,4 @@
-"""Tiny LLaVA checkpoints on disk, with tokeniser and image processor: random weights, real
-files.
-"""
+"""Write tiny LLaVA checkpoints, with tokeniser and image processor: random weights, real files."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ CONFIG = LlavaConfig(
 
 
 def gemma4(kinds: tuple[str, ...], sliding_window: int, **changes: Any) -> Gemma4TextConfig:
-    """Gemma 4 31B's decoder with layers of these kinds, over the vocabulary of `CONFIG`."""
+    """Return Gemma 4 31B's decoder with layers of these kinds, over the vocabulary of `CONFIG`."""
     config = Gemma4TextConfig(
         vocab_size=CONFIG.text_config.vocab_size,
         hidden_size=32,
@@ -81,7 +79,9 @@ E2B: dict[str, Any] = {
 
 
 def tokenizer(characters: str = CHARACTERS) -> Any:
-    """One token a character, so that any printable text survives encoding and decoding."""
+    """Return a tokeniser with one token a character, so that any printable text survives encoding
+    and decoding.
+    """
     names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     return character_tokenizer(SPECIAL, characters, "<unk>", unk_token="<unk>", **names)
 
@@ -89,7 +89,7 @@ def tokenizer(characters: str = CHARACTERS) -> Any:
 def character_tokenizer(
     special: Sequence[str], characters: str, unknown: str, **options: Any
 ) -> Any:
-    """Ids of special tokens, then of characters."""
+    """Return ids of special tokens, then of characters."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -104,7 +104,7 @@ def character_tokenizer(
 
 
 def chat_tokenizer() -> Any:
-    """One with a chat template, for models that are not asked in Vicuna's form."""
+    """Return a tokeniser with a chat template, for models that are not asked in Vicuna's form."""
     words = tokenizer()
     words.chat_template = (
         "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + ' ' }}{% endfor %}assistant:"
@@ -119,7 +119,7 @@ def image_processor() -> Any:
 
 
 def save_pair(directory: Path) -> tuple[Path, Path]:
-    """A target and a draft that looks through the same tower, as Hugging Face directories."""
+    """Write a target and a draft that looks through the same tower, as Hugging Face directories."""
     params = random_params(CONFIG)
     draft = noisy(params, 0.1) | {"vision_tower": params["vision_tower"]}
     short = replace(
@@ -132,7 +132,7 @@ def save_pair(directory: Path) -> tuple[Path, Path]:
 
 
 def save_head(path: Path, target: LlavaConfig, params: Params) -> None:
-    """A KV head that begins as the target's last layer."""
+    """Return a KV head that begins as the target's last layer."""
     config = KVHeadConfig.of_target(target, image_slots=1, slot_bias=True, target_name="target")
     loading.save_head(
         path, config, init_head(config, params["language_model"], jax.random.key(0)), np.float32
@@ -145,8 +145,8 @@ def rewritten(
     change: Mapping[str, Any] | Callable[[dict[str, Any]], Any],
     tensors: Mapping[str, np.ndarray | None] | None = None,
 ) -> Path:
-    """A copy of a head with changed entries of config.json, and with these tensors; None removes
-    one.
+    """Return a copy of a head with changed entries of config.json, and with these tensors; None
+    removes one.
     """
     raw = json.loads((head / "config.json").read_text())
     if callable(change):

@@ -1,4 +1,4 @@
-"""A DFlash head in numpy, from its files alone: one row, one block at a time, no cache.
+"""Compute a DFlash head in numpy, from its files alone: one row, one block at a time, no cache.
 
 It takes what `config.json` and `model.safetensors` hold in z-lab's layout, DeepSeek's or that of
 speculators, and the target's embedding and output matrix.
@@ -23,7 +23,7 @@ def draft(
     count: int,
     drafted: np.ndarray,
 ) -> np.ndarray:
-    """Scores [J, V] of the J tokens after the newest one, -inf where none is scored.
+    """Return scores [J, V] of the J tokens after the newest one, -inf where none is scored.
 
     Args:
       embedding, output: [V, D], which a head without its own reads.

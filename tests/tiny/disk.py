@@ -1,4 +1,4 @@
-"""Files for tests: a disk without room for them, and .bin weights as they are distributed."""
+"""Make a disk without room for files, and .bin weights as they are distributed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @contextmanager
 def full_disk(room: int = 1 << 16) -> Iterator[None]:
-    """No file may grow over so many bytes, as if there were no more room."""
+    """Let no file grow over so many bytes, as if there were no more room."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:

@@ -1,4 +1,5 @@
-"""EAGLE-1 and EAGLE-3 heads in numpy, from their files alone: one row, a token at a time, no cache.
+"""Compute EAGLE-1 and EAGLE-3 heads in numpy, from their files alone: one row, a token at a time,
+no cache.
 
 They take what `config.json` and `model.safetensors` hold in SafeAILab's layouts, DeepSeek's or that
 of speculators, and what a head borrows from its target.
@@ -23,8 +24,8 @@ def draft(
     output: np.ndarray | None = None,
     rule: str = "placeholder",
 ) -> np.ndarray:
-    """Scores [J, V] of the token after each of the newest token and the drafted ones, -inf where
-    none is scored.
+    """Return scores [J, V] of the token after each of the newest token and the drafted ones, -inf
+    where none is scored.
 
     Args:
       embedding: [V, D], which a head without one of its own reads.
@@ -94,7 +95,9 @@ def _vispec(
     images: dict[int, np.ndarray],
     output: np.ndarray,
 ) -> np.ndarray:
-    """An image is a slot where it ends; what follows reads the image's vector with its state."""
+    """Return ViSpec's output: an image is a slot where it ends, and what follows reads the image's
+    vector with its state.
+    """
     image, run = np.zeros(states.shape[1]), []
     read, positions, out = [], [], []
 
@@ -175,7 +178,9 @@ def _eagle3(
 def of_all(
     config: dict[str, Any], tensors: dict[str, np.ndarray], scores: np.ndarray
 ) -> np.ndarray:
-    """Scores [..., V] of all tokens; `d2t` says how far a draft token's id is below the target's."""
+    """Return scores [..., V] of all tokens; `d2t` says how far a draft token's id is below the
+    target's.
+    """
     words = np.arange(scores.shape[-1])
     if "d2t" in tensors:
         words = words + tensors["d2t"].astype(int)
@@ -197,7 +202,7 @@ def layer(
     places: np.ndarray,
     first: int,
 ) -> np.ndarray:
-    """The output [L, D] of EAGLE-3's layer, each token reading those up to it.
+    """Return the output [L, D] of EAGLE-3's layer, each token reading those up to it.
 
     A window is that of the block's first token, at `first`.
     """
@@ -220,8 +225,8 @@ def block(
     places: Any,
     seen: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The stream [T, D] after attention over `read` [L, width], whose last T are the stream's,
-    causal unless `seen` [T, L] says otherwise, and the MLP.
+    """Return the stream [T, D] after attention over `read` [L, width], whose last T are the
+    stream's, causal unless `seen` [T, L] says otherwise, and the MLP.
     """
     seen = np.tri(len(read), dtype=bool) if seen is None else seen
     own = slice(len(read) - len(stream), None)
@@ -245,7 +250,9 @@ def block(
     out = np.einsum("nts,snh->tnh", attention, v).reshape(len(stream), -1)
 
     def added(out: np.ndarray, name: str) -> np.ndarray:
-        """A Gemma 4 norms both outputs, too, and multiplies the sum by a number of its own."""
+        """Add an output to the stream; a Gemma 4 norms both outputs, too, and multiplies the sum by
+        a number of its own.
+        """
         return stream + (norm(out, tensors[f"{prefix}{name}.weight"], config) if gemma else out)
 
     stream = added(times(tensors, f"{prefix}self_attn.o_proj", out), "post_attention_layernorm")
@@ -282,8 +289,8 @@ def norm(x: np.ndarray, weight: np.ndarray, config: dict[str, Any]) -> np.ndarra
 
 
 def rotate(x: np.ndarray, places: np.ndarray, config: dict[str, Any]) -> np.ndarray:
-    """Half-split rotary embedding of [T, N, H]; the frequencies of each section turn with one axis
-    of `places`.
+    """Turn [T, N, H] by a half-split rotary embedding; the frequencies of each section turn with
+    one axis of `places`.
     """
     turns = 1 / config["rope_theta"] ** (np.arange(0, x.shape[-1], 2) / x.shape[-1])
     rope = config.get("rope_scaling") or {}

@@ -1,4 +1,4 @@
-"""A tiny checkpoint of every kind of input, with all that lies beside one."""
+"""Write a tiny checkpoint of every kind of input, with all files that lie next to one."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ SEEING["gemma3"] = _gemma3
 
 
 def write(path: Path, family: str) -> Path:
-    """Writes `target`, in shards, and for a LLaVA its KV head `head`."""
+    """Write `target`, in shards, and for a LLaVA its KV head `head`."""
     config, processor = FAMILIES[family]()
     params = tiny.random_params(config)
     options = SaveOptions(max_shard_bytes=20_000)

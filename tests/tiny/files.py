@@ -1,4 +1,4 @@
-"""Files of JSON: one value, or a row a line."""
+"""Read and write files of JSON: one value, or a row a line."""
 
 from __future__ import annotations
 

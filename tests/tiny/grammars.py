@@ -1,4 +1,4 @@
-"""A form of answers that needs no tokeniser."""
+"""This form of answers needs no tokeniser."""
 
 from __future__ import annotations
 

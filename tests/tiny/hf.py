@@ -1,4 +1,4 @@
-"""Tiny random models made by transformers itself: the oracle that parity is measured against."""
+"""Make tiny random models by transformers itself: the oracle that parity is measured against."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def qwen3(**changes: Any) -> Qwen3ForCausalLM:
 
 
 def gemma3(**changes: Any) -> Gemma3ForCausalLM:
-    """A Gemma 3 whose second of two layers is full."""
+    """Return a Gemma 3 whose second of two layers is full."""
     own = {"head_dim": 12, "sliding_window": 6, "sliding_window_pattern": 2}
     own |= {"query_pre_attn_scalar": 12, "rope_local_base_freq": 10.0}
     return random_model(Gemma3ForCausalLM, Gemma3TextConfig(**TEXT | own | deepcopy(changes)))
@@ -142,7 +142,7 @@ def opt(**changes: Any) -> OPTForCausalLM:
 def llava(
     text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None, **changes: Any
 ) -> LlavaForConditionalGeneration:
-    """A LLaVA whose prompts hold `PATCHES` placeholders `IMAGE` an image."""
+    """Return a LLaVA whose prompts hold `PATCHES` placeholders `IMAGE` an image."""
     config = LlavaConfig(
         text_config=text_config(text or {}),
         vision_config=CLIPVisionConfig(**VISION | (vision or {})),
@@ -159,7 +159,9 @@ def text_config(changes: dict[str, Any]) -> LlamaConfig:
 
 
 def random_model(kind: Any, config: Any) -> Any:
-    """Every parameter drawn, norms and biases too, so that a forgotten or swapped one shows."""
+    """Return the model with every parameter drawn, norms and biases too, so that a forgotten or
+    swapped one shows.
+    """
     torch.manual_seed(0)
     model = kind(config)
     draw = torch.Generator().manual_seed(0)
@@ -170,8 +172,8 @@ def random_model(kind: Any, config: Any) -> Any:
 
 
 def talkative(model: Any) -> Any:
-    """The model with its layers' weights doubled: left as drawn, it may write one token over and
-    over.
+    """Return the model with its layers' weights doubled: left as drawn, it may write one token over
+    and over.
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -181,7 +183,7 @@ def talkative(model: Any) -> Any:
 
 
 def hub_tensors(model: Any) -> dict[str, np.ndarray]:
-    """The model's tensors under the names that the hub's files use."""
+    """Return the model's tensors under the names that the hub's files use."""
     renames = (
         (r"^model\.language_model\.", "language_model.model."),
         (r"^lm_head\.", "language_model.lm_head."),
@@ -202,7 +204,7 @@ def hub_tensors(model: Any) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, model: Any, tensors: dict[str, np.ndarray] | None = None) -> Path:
-    """Writes a checkpoint: by `save_pretrained`, or its config.json and just these tensors."""
+    """Write a checkpoint: by `save_pretrained`, or its config.json and just these tensors."""
     if tensors is None:
         model.save_pretrained(path)
     else:
@@ -212,8 +214,8 @@ def write(path: Path, model: Any, tensors: dict[str, np.ndarray] | None = None) 
 
 
 def reload(path: Path, kind: Any) -> Any:
-    """The model as transformers loads it, in float32: nothing missing, unexpected or of another
-    shape.
+    """Return the model as transformers loads it, in float32: nothing missing, unexpected or of
+    another shape.
     """
     model, report = kind.from_pretrained(path, output_loading_info=True, torch_dtype=torch.float32)
     problems = {key: value for key, value in report.items() if value}
@@ -222,7 +224,7 @@ def reload(path: Path, kind: Any) -> Any:
 
 
 def random_params(shapes: Any) -> Any:
-    """Parameters for a tree of shapes: normal(0, 0.2), drawn by numpy because that compiles
+    """Return parameters for a tree of shapes: normal(0, 0.2), drawn by numpy because that compiles
     nothing.
     """
     draw = np.random.default_rng(0)
@@ -230,18 +232,18 @@ def random_params(shapes: Any) -> Any:
 
 
 def images(count: int, seed: int = 0) -> np.ndarray:
-    """`count` images as the processor gives them: [I, 3, Y, X]."""
+    """Return `count` images as the processor gives them: [I, 3, Y, X]."""
     side = VISION["image_size"]
     return np.random.default_rng(seed).normal(size=(count, 3, side, side)).astype(np.float32)
 
 
 def text(length: int, seed: int = 0) -> list[int]:
-    """BOS and random tokens, none of them the image placeholder."""
+    """Return BOS and random tokens, none of them the image placeholder."""
     return [1, *np.random.default_rng(seed).integers(3, IMAGE, length - 1).tolist()]
 
 
 def logits(model: Any, rows: list[list[int]], pixels: np.ndarray | None = None) -> list[np.ndarray]:
-    """transformers' logits [L, V] of each row of a right-padded batch."""
+    """Return transformers' logits [L, V] of each row of a right-padded batch."""
     tokens, length = padded(rows)
     mask = np.arange(tokens.shape[1]) < length[:, None]
     inputs = {
@@ -256,7 +258,7 @@ def logits(model: Any, rows: list[list[int]], pixels: np.ndarray | None = None) 
 
 
 def padded(rows: list[list[int]], width: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Right-padded tokens [B, L] (with 0) and lengths [B]."""
+    """Return right-padded tokens [B, L] (with 0) and lengths [B]."""
     length = np.array([len(row) for row in rows])
     tokens = np.zeros((len(rows), max(width, length.max())), np.int64)
     for row, values in zip(tokens, rows):

@@ -1,4 +1,4 @@
-"""A small server of the hub's protocol on loopback: repositories, uploads of large files, commits."""
+"""Serve the hub's protocol on loopback: repositories, uploads of large files, commits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Repo:
 
 @dataclass
 class Hub:
-    """State of the server; tests change it to be other people, and cut connections."""
+    """Hold the state of the server; tests change it to be other people, and cut connections."""
 
     url: str = ""
     repos: dict[str, Repo] = field(default_factory=dict)

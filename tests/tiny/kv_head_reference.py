@@ -1,5 +1,5 @@
-"""A KV head in PyTorch, from its exported files alone: one block of drafted tokens at a time, as it
-is defined.
+"""Compute a KV head in PyTorch, from its exported files alone: one block of drafted tokens at a
+time, as it is defined.
 
 It takes what `config.json` and `model.safetensors` hold (`jaxspec/heads/kinds/kv_head/__init__.py`)
 and the target's last-layer keys and values as they lie in its cache, rotated.
@@ -25,7 +25,7 @@ def run_block(
     anchor: int,
     before: Tensor,
 ) -> Tensor:
-    """Final-normed hidden states [J, D] of a block that begins at token `anchor` of the row.
+    """Return final-normed hidden states [J, D] of a block that begins at token `anchor` of the row.
 
     Args:
       embeds: [J, D], the target's embeddings of the block's tokens. A parallel head reads the first
@@ -57,7 +57,7 @@ def run_layers(
     anchor: int,
     context: tuple[Tensor, ...],
 ) -> Tensor:
-    """All layers and the final norm, of the tokens from the anchor on."""
+    """Run all layers and the final norm over the tokens from the anchor on."""
     keys, values, bias = context
     places = anchor + torch.arange(len(stream))
     for i in range(text["num_hidden_layers"]):
@@ -82,8 +82,8 @@ def read_target(
     shown: np.ndarray,
     anchor: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values [C, K, H] that a block may read of the target, and the bias [C] of their
-    scores.
+    """Return keys and values [C, K, H] that a block may read of the target, and the bias [C] of
+    their scores.
     """
     keys, values, bias = [k[:0]], [v[:0]], [k.new_zeros(0)]
     pooling, slots = config["pooling"], config["image_slots"]
@@ -119,7 +119,7 @@ def run_layer(
     values: Tensor,
     bias: Tensor,
 ) -> Tensor:
-    """A decoder layer over a block [J, D] that reads what is given and the block's own earlier
+    """Run a decoder layer over a block [J, D] that reads what is given and the block's own earlier
     tokens.
     """
     heads, kv_heads, width = (
@@ -157,7 +157,7 @@ def norm(x: Tensor, weight: Tensor, text: dict[str, Any]) -> Tensor:
 
 
 def rotate(x: Tensor, places: Tensor, text: dict[str, Any]) -> Tensor:
-    """Half-split rotary embedding of [T, N, H], without scaling of frequencies."""
+    """Turn [T, N, H] by a half-split rotary embedding, without scaling of frequencies."""
     inverse = 1 / text["rope_theta"] ** (
         torch.arange(0, x.shape[-1], 2, dtype=torch.float64) / x.shape[-1]
     )

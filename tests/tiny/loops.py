@@ -1,4 +1,4 @@
-"""Random prompts, options of their rows, and compiled runs of both programs."""
+"""Draw random prompts and options of their rows, and run both programs compiled."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def prompts(
     image: int = VOCABULARY - 1,
     head: HeadConfig | None = None,
 ) -> PromptBatch:
-    """Random prompts; row b starts with `images[b]` images, and the views differ in the tokens that
-    replace them.
+    """Return random prompts; row b starts with `images[b]` images, and the views differ in the
+    tokens that replace them.
     """
     count, names = len(views), views
     views = tuple(view for view in views if view not in ("head", "lookup"))
@@ -72,12 +72,12 @@ def prompts(
 
 
 def view_rows(batch: PromptBatch) -> tuple[PromptRows, ...]:
-    """The prompts that the draft reads."""
+    """Return the prompts that the draft reads."""
     return batch.sources[0].rows
 
 
 def blind(batch: PromptBatch) -> PromptBatch:
-    """The batch for a draft that has no tower of its own."""
+    """Return the batch for a draft that has no tower of its own."""
     first, *rest = batch.sources or (None,)
     return (
         batch.replace(sources=(first.replace(images=None), *rest))
@@ -87,7 +87,7 @@ def blind(batch: PromptBatch) -> PromptBatch:
 
 
 def stack(rows: list[np.ndarray], width: int, image: int | None) -> PromptRows:
-    """Right-padded rows; the slots of `image` show the images' features in order."""
+    """Return right-padded rows; the slots of `image` show the images' features in order."""
     tokens = jnp.stack([np.pad(row, (0, width - len(row))) for row in rows])
     length = jnp.asarray([len(row) for row in rows], jnp.int32)
     return PromptRows(tokens, length, None if image is None else in_order(tokens == image))
@@ -125,7 +125,7 @@ def sampling(
     top_p: float | list[float] = 1.0,
     settings: Sequence[Settings] = (),
 ) -> Sampling:
-    """Options of `batch` rows; a list gives each row its own, and settings are repeated."""
+    """Return options of `batch` rows; a list gives each row its own, and settings are repeated."""
     form = Processing.of(settings, eos) if settings else None
     rows = [settings[row % len(settings)] for row in range(batch)] if settings else []
     return Sampling(
@@ -150,7 +150,7 @@ def speculator(
     head: HeadConfig | None = None,
     shares_tower: bool = False,
 ) -> Speculator:
-    """The program of a mixture, whose parts `views` names as tables do."""
+    """Return the program of a mixture, whose parts `views` names as tables do."""
     views = tuple(view for view in views if view != "head")
     config = EngineConfig(views=views, gamma=gamma, weighting=weighting, tree=tree)
     drafts = [draft.config] * bool({*views} - {"lookup"}) + ([] if head is None else [head])
@@ -162,7 +162,7 @@ def speculator(
 def params_of(
     spec: Speculator, target: Params, draft: Params = None, head: Params = None
 ) -> Params:
-    """The parameters of a program, by its sources' names."""
+    """Return the parameters of a program, by its sources' names."""
     own = {source.name: draft if source.forms else head for source in spec.sources}
     return {"target": target} | {name: params for name, params in own.items() if params is not None}
 

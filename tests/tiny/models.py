@@ -1,4 +1,4 @@
-"""Random LVLMs of a few thousand parameters, drafts that agree with them now and then, and KV
+"""Draw random LVLMs of a few thousand parameters, drafts that agree with them now and then, and KV
 heads.
 """
 
@@ -30,10 +30,10 @@ CONTEXT = 12
 
 
 def random_params(config: ModelConfig, seed: int = 0, scale: float = 0.2) -> Params:
-    """Weights large enough that the distributions are far from uniform; norms and biases at one,
-    and bounds at two.
+    """Return weights large enough that the distributions are far from uniform; norms and biases at
+    one, and bounds at two.
 
-    By numpy, because compiling JAX's initialisers takes longer than all else here.
+    numpy draws them, because compiling JAX's initialisers takes longer than all else here.
     """
     rng = np.random.default_rng(seed)
 
@@ -61,7 +61,7 @@ def lvlm(
     vocabulary: int = VOCABULARY,
     image: int | None = None,
 ) -> tuple[LanguageModel, Params]:
-    """A random LLaVA; its image placeholder is the vocabulary's last id, unless `image` says
+    """Return a random LLaVA; its image placeholder is the vocabulary's last id, unless `image` says
     otherwise.
     """
     config = LlavaConfig(
@@ -88,8 +88,8 @@ def lvlm(
 
 
 def noisy(params: Params, amount: float, seed: int = 1) -> Params:
-    """The parameters, each times 1 + amount * normal: a draft that agrees with its target now and
-    then.
+    """Return the parameters, each times 1 + amount * normal: a draft that agrees with its target
+    now and then.
     """
     rng = np.random.default_rng(seed)
     return jax.tree.map_with_path(
@@ -103,7 +103,9 @@ def noisy(params: Params, amount: float, seed: int = 1) -> Params:
 def kv_head(
     target: LanguageModel, params: Params, noise: float = 0.05, **options: Any
 ) -> tuple[Any, Params]:
-    """A head that begins as the target's last layer that makes keys, its weights a bit off."""
+    """Return a head that begins as the target's last layer that makes keys, its weights a bit
+    off.
+    """
     config = new_head(target.config, **{"image_slots": 2, "slot_bias": True} | options)
     theirs, rng = params.get("language_model", params)["model"], np.random.default_rng(0)
     if isinstance(config, StateHeadConfig | DFlashConfig):
@@ -120,7 +122,9 @@ def kv_head(
 
 
 def eagle_params(config: HeadConfig, target: Params, seed: int = 0) -> Params:
-    """A head of random weights, with the target's output head where it has one of its own."""
+    """Return a head of random weights, with the target's output head where it has one of its
+    own.
+    """
     rng, words = np.random.default_rng(seed), np.asarray(config.text_config.draft_vocabulary, int)
     scale = 0.15 if isinstance(config, Eagle1Config) else 0.3  # without norms, scores grow
     drawn = jax.tree.map_with_path(
@@ -135,7 +139,7 @@ def eagle_params(config: HeadConfig, target: Params, seed: int = 0) -> Params:
 
 
 def gemma_eagle(target: Any, **fields: Any) -> GemmaEagleConfig:
-    """A Gemma 4's full layer, as an EAGLE-3 head's."""
+    """Return a Gemma 4's full layer, as an EAGLE-3 head's."""
     full = target.without_window((target.layer_types.index(FULL),))
     one = {"num_hidden_layers": 1, "tie_word_embeddings": False}
     return GemmaEagleConfig(**vars(full) | one | fields)
@@ -144,19 +148,19 @@ def gemma_eagle(target: Any, **fields: Any) -> GemmaEagleConfig:
 def narrow(
     model: LanguageModel, params: Params, words: tuple[int, ...]
 ) -> tuple[LanguageModel, Params]:
-    """The model with a draft vocabulary."""
+    """Return the model with a draft vocabulary."""
     config, params = narrowed(model.config, params, words)
     return LanguageModel(config), params
 
 
 def text_only(model: LanguageModel, params: Params) -> tuple[LanguageModel, Params]:
-    """The decoder alone, as a model without a tower."""
+    """Return the decoder alone, as a model without a tower."""
     return LanguageModel(model.text), params["language_model"]
 
 
 def resized(model: LanguageModel, params: Params, vocabulary: int) -> tuple[LanguageModel, Params]:
-    """A text-only model whose vocabulary is cut, or grown by likely tokens that a smaller target
-    does not have.
+    """Return a text-only model whose vocabulary is cut, or grown by likely tokens that a smaller
+    target does not have.
     """
     model, params = text_only(model, params)
     params = jax.tree.map(lambda x: x, params)

@@ -1,5 +1,5 @@
-"""The blocks of a head: as decoding drafts them, and as one pass of training's attention over the
-target's own answer predicts them.
+"""Compare the blocks of a head: as decoding drafts them, and as one pass of training's attention
+over the target's own answer predicts them.
 """
 
 from __future__ import annotations

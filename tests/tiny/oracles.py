@@ -1,5 +1,5 @@
-"""Independent references of the library: filters as plain loops, and the goodness of fit of
-counts.
+"""These references are independent of the library: filters as plain loops, and the goodness of fit
+of counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxspec.decoding.settings import Settings
 def numpy_distribution(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float
 ) -> np.ndarray:
-    """What one row of logits [V] draws its next token from, in float64."""
+    """Return what one row of logits [V] draws its next token from, in float64."""
     if temperature == 0:
         return np.eye(logits.size)[np.argmax(logits)]
     return numpy_filtered(numpy_softmax(logits, temperature), top_k, top_p)
@@ -57,7 +57,7 @@ def numpy_softmax(logits: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def numpy_filtered(probs: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
-    """The `top_k` likeliest tokens, then the fewest of those whose mass reaches `top_p`,
+    """Keep the `top_k` likeliest tokens, then the fewest of those whose mass reaches `top_p`,
     renormalised.
     """
     ranked = sorted(range(probs.size), key=lambda token: -probs[token])[: top_k or probs.size]
@@ -74,7 +74,7 @@ def numpy_filtered(probs: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
 
 
 def clear_of_the_cut(probs: np.ndarray, top_k: int, top_p: float, margin: float = 1e-5) -> bool:
-    """Whether no rounding of float32 can change which tokens the filters keep."""
+    """Return whether no rounding of float32 can change which tokens the filters keep."""
     ranked = np.sort(probs)[::-1]
     k = min(top_k or probs.size, probs.size)
     mass = np.cumsum(ranked[:k]) / ranked[:k].sum()
@@ -84,8 +84,8 @@ def clear_of_the_cut(probs: np.ndarray, top_k: int, top_p: float, margin: float 
 
 
 def goodness_of_fit(counts: np.ndarray, probs: np.ndarray) -> float:
-    """p-value of the chi-square test that `counts` are draws from `probs`; 0 if something
-    impossible was drawn.
+    """Return the p-value of the chi-square test that `counts` are draws from `probs`; 0 if
+    something impossible was drawn.
 
     Outcomes expected less than five times are counted as one.
     """

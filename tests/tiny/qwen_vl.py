@@ -1,4 +1,4 @@
-"""Tiny random Qwen2.5-VL models made by transformers, their processors, and prompts as transformers
+"""Make tiny random Qwen2.5-VL models by transformers, their processors, and prompts as transformers
 wants them.
 """
 
@@ -58,7 +58,7 @@ SIDE = 8
 def model(
     text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    """Flat, as on the hub."""
+    """Return a Qwen2.5-VL whose configuration is flat, as on the hub."""
     flat = TEXT | {"rope_scaling": deepcopy(ROPE)} | (text or {})
     config = Qwen2_5_VLConfig(
         **flat | {"vision_config": VISION | (vision or {}), "image_token_id": IMAGE} | changes,
@@ -71,7 +71,7 @@ def model(
 def qwen3(
     text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    """A Qwen3-VL with a square of 5x5 learned positions."""
+    """Return a Qwen3-VL with a square of 5x5 learned positions."""
     rope = {
         "rope_type": "default",
         "mrope_section": [3, 3, 2],
@@ -103,7 +103,7 @@ MODELS = {"qwen2_5_vl": model, "qwen3_vl": qwen3}
 
 
 def text_model(kind: str = "qwen2", **changes: Any) -> Any:
-    """A Qwen2.5 or Qwen3 of the same words, with fewer rows of padding."""
+    """Return a Qwen2.5 or Qwen3 of the same words, with fewer rows of padding."""
     sizes = TEXT | {"vocab_size": PADDED - 2, "head_dim": 16} | changes
     if kind == "qwen3":
         return hf.random_model(Qwen3ForCausalLM, Qwen3Config(**sizes))
@@ -116,7 +116,7 @@ def tokenizer() -> Any:
 
 
 def image_processor(most: int = 40) -> Any:
-    """Gives an image 4 to `most` tokens."""
+    """Return a processor that gives an image 4 to `most` tokens."""
     return Qwen2VLImageProcessorPil(
         patch_size=VISION["patch_size"],
         size={"shortest_edge": 4 * SIDE**2, "longest_edge": most * SIDE**2},
@@ -124,7 +124,7 @@ def image_processor(most: int = 40) -> Any:
 
 
 def write(path: Path, made: Any) -> Path:
-    """A whole checkpoint directory."""
+    """Write a whole checkpoint directory."""
     made.save_pretrained(path)
     tokenizer().save_pretrained(path)
     image_processor().save_pretrained(path)
@@ -132,13 +132,13 @@ def write(path: Path, made: Any) -> Path:
 
 
 def pictures(*sizes: tuple[int, int], seed: int = 0) -> list[Image.Image]:
-    """Noise of these heights and widths."""
+    """Return images of noise of these heights and widths."""
     draw = np.random.default_rng(seed)
     return [Image.fromarray(draw.integers(0, 256, (*size, 3), np.uint8)) for size in sizes]
 
 
 def inputs(row: list[int], images: list[Image.Image]) -> dict[str, Any]:
-    """Arguments of transformers' model for a prompt with one placeholder an image."""
+    """Return arguments of transformers' model for a prompt with one placeholder an image."""
     if not images:
         return {
             "input_ids": torch.tensor([row]),
@@ -162,7 +162,7 @@ def inputs(row: list[int], images: list[Image.Image]) -> dict[str, Any]:
 def generate(
     made: Any, row: list[int], images: list[Image.Image], new: int, **options: Any
 ) -> list[int]:
-    """What transformers writes greedily."""
+    """Return what transformers writes greedily."""
     given = inputs(row, images)
     with torch.no_grad():
         options = {"do_sample": False, "pad_token_id": 0} | options

@@ -1,4 +1,4 @@
-"""What a user reads of a wrong input."""
+"""Check what a user reads of a wrong input."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Models as an engine reads them, and what they are asked: requests, and conversations to learn
-from.
+"""Make models as an engine reads them, and what they are asked: requests, and conversations to
+learn from.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ ENGINE = EngineConfig(
 
 
 def loaded(params: Params, config: ModelConfig = CONFIG, words: Any = None) -> LoadedModel:
-    """The model with the tokeniser and the image processor of its directory."""
+    """Return the model with the tokeniser and the image processor of its directory."""
     pages = image_processor() if isinstance(config, LlavaConfig) else None
     return LoadedModel(config, jax.device_put(params), words or tokenizer(), pages)
 
 
 def split(model: LoadedModel, mesh: Mesh) -> LoadedModel:
-    """The model on a mesh."""
+    """Return the model on a mesh."""
     places = shardings(model.config, model.params, mesh)
     return replace(model, params=jax.device_put(model.params, places))
 
@@ -52,7 +52,7 @@ def head_of(target: LoadedModel, **options: Any) -> LoadedHead:
 
 
 def page(seed: int = 0, height: int = 28, width: int = 28) -> np.ndarray:
-    """Noise."""
+    """Return a page of noise."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
@@ -73,7 +73,7 @@ def tokens(results: Iterable[Result]) -> list[tuple[int, ...]]:
 
 
 def run_live(batch: Batch, waiting: dict[int, Any]) -> dict[int, Result]:
-    """The results of requests that join a live batch as rows become free, token by token."""
+    """Return the results of requests that join a live batch as rows become free, token by token."""
     results = dict[int, Result]()
     while waiting or batch.busy:
         batch.join(waiting)
@@ -96,7 +96,7 @@ def check_session(engine: Engine, turns: Iterable[tuple[str, Sequence[Any]]], ne
 
 
 class Talk(Sequence[Sample]):
-    """Sample i has i mod 3 images, of shade i, and i mod 5 words in its answer."""
+    """Give samples: number i has i mod 3 images, of shade i, and i mod 5 words in its answer."""
 
     def __len__(self) -> int:
         return 1000

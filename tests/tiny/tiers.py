@@ -1,4 +1,4 @@
-"""Cases of parametrised tests that only `make test-full` runs."""
+"""Mark cases of parametrised tests that only `make test-full` runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tiny random LLaVA-NeXT and LLaVA-OneVision models of transformers, with its processors: pages of
-12 pixels.
+"""Make tiny random LLaVA-NeXT and LLaVA-OneVision models of transformers, with its processors:
+pages of 12 pixels.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def llava_next(**changes: Any) -> Any:
 
 
 def onevision(text: Any = None, vision: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """At most two tiles' worth of features: a grid of three times three is scaled down."""
+    """Return a OneVision with at most two tiles' worth of features: a grid of three times three is
+    scaled down.
+    """
     from transformers import (
         LlavaOnevisionConfig,
         LlavaOnevisionForConditionalGeneration,
@@ -67,7 +69,7 @@ MODELS = {"next": llava_next, "onevision": onevision, "onevision-qwen2": onevisi
 
 
 def processor(model: Any) -> Any:
-    """transformers' processor of the model's family, on Pillow."""
+    """Return transformers' processor of the model's family, on Pillow."""
     import transformers
 
     name = type(model).__name__.removesuffix("ForConditionalGeneration")
@@ -88,7 +90,7 @@ def processor(model: Any) -> Any:
 
 
 def load(path: Any, model: Any) -> LoadedModel:
-    """The model, saved by transformers, as this library reads it."""
+    """Return the model, saved by transformers, as this library reads it."""
     model.save_pretrained(path)
     found = huggingface.load(path)
     return LoadedModel(
@@ -101,8 +103,8 @@ def page(height: int, width: int, seed: int = 0) -> Image.Image:
 
 
 def inputs(model: Any, prompt: Prompt) -> dict[str, Any]:
-    """What transformers reads of a prompt; its processor says how many placeholders stand for each
-    image.
+    """Return what transformers reads of a prompt; its processor says how many placeholders stand
+    for each image.
     """
     if not prompt.images:
         return {"input_ids": torch.tensor(prompt.tokens[None].astype(np.int64))}
@@ -125,7 +127,7 @@ def inputs(model: Any, prompt: Prompt) -> dict[str, Any]:
 
 
 def generate(model: Any, prompt: Prompt, new: int) -> list[int]:
-    """transformers' greedy answer."""
+    """Return transformers' greedy answer."""
     given = inputs(model, prompt)
     mask = torch.ones_like(given["input_ids"])
     with torch.no_grad():
@@ -136,7 +138,7 @@ def generate(model: Any, prompt: Prompt, new: int) -> list[int]:
 
 
 def shown(table: np.ndarray, sources: np.ndarray, blend: np.ndarray | None) -> np.ndarray:
-    """Rows of a table whose last is the end-of-line embedding, blended as slots say."""
+    """Return rows of a table whose last is the end-of-line embedding, blended as slots say."""
     rows = table[np.where(sources < 0, len(table) - 1, sources)]
     return rows[:, 0] if blend is None else np.einsum("pk,pkd->pd", blend, rows)
 

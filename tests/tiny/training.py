@@ -1,4 +1,4 @@
-"""A tiny LVLM that divides over eight devices, and batches that are a function of the step."""
+"""Make a tiny LVLM that divides over eight devices, and batches that are a function of the step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ STAGE = TrainConfig(
 
 
 def batch(step: int) -> ConversationBatch:
-    """Rows of one image and counting tokens, of different lengths."""
+    """Return rows of one image and counting tokens, of different lengths."""
     rng = np.random.default_rng((7, step))
     tokens = (rng.integers(8, 40, (BATCH, 1)) + np.arange(WIDTH)).astype(np.int32)
     tokens[:, 1:5] = IMAGE
@@ -99,7 +99,7 @@ def metrics(directory: Path) -> list[dict[str, float]]:
 
 
 def losses(directory: Path) -> np.ndarray:
-    """The losses of steps 1, 2, ...; each step was logged once."""
+    """Return the losses of steps 1, 2, ...; each step was logged once."""
     lines = metrics(directory)
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     return np.asarray([line["loss"] for line in lines])

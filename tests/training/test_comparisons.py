@@ -1,4 +1,4 @@
-"""Comparisons of trained heads, and of trainers: what they run is what they say."""
+"""Comparisons of trained heads, and of trainers, run what they say."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ SMALL = replace(
 
 
 def test_heads_that_are_trained_alike_differ_in_their_kind() -> None:
-    """Each command is one that its script reads, and its head is of the kind in its name."""
+    """Heads that are trained alike differ only in their kind: each command is one that its script
+    reads, and its head is of the kind in its name.
+    """
     answers, *training, table = (
         PARSERS[words[0]](words[1:]) for words in commands(150, 256, 16, Path("my runs/alike"))
     )

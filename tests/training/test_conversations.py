@@ -1,5 +1,5 @@
-"""Training batches: what the mask marks, views, processes, and an iterator that goes on where it
-stopped.
+"""Training batches mark answers in their mask, show views, are shared by processes, and go on where
+they stopped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def same(ours: Any, theirs: Any) -> None:
 
 
 def joined(*parts: Any) -> Any:
-    """The batch that processes have made part by part."""
+    """Return the batch that processes have made part by part."""
     return jax.tree.map(lambda *values: np.concatenate(values), *parts)
 
 
@@ -189,7 +189,9 @@ def test_plain_rows_are_images_and_what_is_said_of_them() -> None:
     "fields", [{"buckets": (24,)}, {"tile_buckets": (1,)}], ids=["cut", "tiles"]
 )
 def test_rows_that_teach_nothing_are_left_out(batch: int, fields: dict[str, Any]) -> None:
-    """Other rows of their group take their places, so that every row of every batch teaches."""
+    """Rows that teach nothing are left out: other rows of their group take their places, so that
+    every row of every batch teaches.
+    """
     made = batches(batch=batch, **fields)
     steps = range(3 * GROUP)
     lost = sum(made.unlearned(step) for step in steps)
@@ -225,8 +227,8 @@ def test_rows_of_which_none_teaches_end_the_run() -> None:
 def test_too_many_rows_that_teach_nothing_end_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """But not before there are enough to tell, and not where as many are allowed, of which chance
-    may gather some.
+    """Too many rows that teach nothing end the run, but not before there are enough to tell, and
+    not where as many are allowed, of which chance may gather some.
     """
     rows = [Talk()[i] for i in range(20)]
     rows[7] = replace(rows[7], turns=(("Long?" * 20, "No."),), images=())
@@ -253,8 +255,8 @@ def test_too_many_rows_that_teach_nothing_end_the_run(
 def test_a_run_that_ended_because_of_rows_that_teach_nothing_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With more of them allowed, from the newest checkpoint, to the parameters of a run that never
-    ended.
+    """A run that ended because of rows that teach nothing goes on, with more of them allowed, from
+    the newest checkpoint, to the parameters of a run that never ended.
     """
 
     @mean_of_rows
@@ -284,7 +286,9 @@ def test_a_run_that_ended_because_of_rows_that_teach_nothing_goes_on(
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_batches_that_are_made_ahead_are_those_of_their_steps(packing: bool) -> None:
-    """Also those that a later run begins with."""
+    """Batches that are made ahead are those of their steps, also those that a later run begins
+    with.
+    """
     made = partial(batches, packing=packing)
     straight = [made()(step) for step in range(20)]
     for steps in (range(11), range(11, 20)):

@@ -49,7 +49,7 @@ def loaded(family: str) -> LoadedModel:
 
 
 class Texts(Talk):
-    """The conversations of `Talk` without images."""
+    """Give the conversations of `Talk` without images."""
 
     def __getitem__(self, i: Any) -> Sample:
         return super().__getitem__(3 * i)
@@ -117,7 +117,9 @@ def check(loss: Loss, params: Any, frozen: tuple[str, ...], *batches: Any) -> No
 def test_a_draft_learns_the_same_of_packed_rows(
     family: str, view: str, taught: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Positions, images, windows and the teacher's rows of each conversation stay its own."""
+    """A draft learns the same of packed rows: positions, images, windows and the teacher's rows of
+    each conversation stay its own.
+    """
     model = loaded(family)
     teacher = model if taught else None
     if view == "T" and family == "llava":
@@ -165,7 +167,9 @@ def test_a_head_learns_the_same_of_packed_rows(kind: str, monkeypatch: pytest.Mo
 
 
 class Mixture(Talk):
-    """Lengths as in LLaVA's mixture of 665k: images of 576 slots and turns about them; texts."""
+    """Have lengths as in LLaVA's mixture of 665k: images of 576 slots and turns about them;
+    texts.
+    """
 
     def __getitem__(self, i: Any) -> Sample:
         rng = np.random.default_rng(i)
@@ -205,7 +209,9 @@ def test_processes_share_packed_rows() -> None:
 
 
 def test_a_trial_of_few_samples_fits_its_mesh(taught: Path) -> None:
-    """Packed, four samples would fill fewer rows than two devices compute in two parts."""
+    """A trial of few samples fits its mesh: packed, four samples would fill fewer rows than two
+    devices compute in two parts.
+    """
     train = TrainConfig(steps=9, batch=8, accumulate=2, packing=True, mesh=MeshConfig(data=2))
     stage = Stage("tune", train.shortened(), (("talk", 1.0),))
     target = LoadedModel.load(taught / "target")
