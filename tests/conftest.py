@@ -143,7 +143,7 @@ def _bounded_programs() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_timings() -> None:
-    """Where a test times passes, the times mean nothing: one pass will do."""
+    """Time one pass only, since times mean nothing in tests."""
     from eval.lib.times import passes
 
     passes.CALL_MS = 0.0

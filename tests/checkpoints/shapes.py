@@ -13,8 +13,8 @@ from jaxspec.config import ModelConfig
 
 
 def write_zeros(path: Path, config: ModelConfig, shards: int) -> int:
-    """Writes config.json and `shards` sparse bfloat16 files with their index; the bytes that the
-    tensors hold.
+    """Write config.json and `shards` sparse bfloat16 files with their index, and return the bytes
+    that the tensors hold.
     """
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config.to_hf() | {"dtype": "bfloat16"}))

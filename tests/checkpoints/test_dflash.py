@@ -1,4 +1,4 @@
-"""DFlash and DSpark heads as files: the public layouts are read and written, bit for bit."""
+"""DFlash and DSpark heads are read from the public layouts, and written to them, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`smollm2-eyes`: a shipped adapter and the language model from pip become a LLaVA, once."""
+"""`smollm2-eyes` is made of a shipped adapter and the language model from pip, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of strangers: no code of theirs runs, nothing outside their directory is read."""
+"""No code of strangers' checkpoints runs, and nothing outside of their directory is read."""
 
 from __future__ import annotations
 

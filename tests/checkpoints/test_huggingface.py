@@ -55,7 +55,7 @@ def renamed(tensors: dict[str, np.ndarray], *rows: tuple[str, str]) -> dict[str,
 
 
 def refused(path: Path, *parts: str) -> None:
-    """`load` raises an InputError of one line that holds all the parts."""
+    """Check that `load` raises an InputError of one line that holds all the parts."""
     message = tiny.one_line(load, path)
     for part in parts:
         assert part in message, message

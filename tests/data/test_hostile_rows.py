@@ -1,4 +1,6 @@
-"""Rows that strangers wrote: bad rows are skipped or reported in one line, odd ones are read."""
+"""Rows that strangers wrote are read if they are odd, and skipped or reported in one line if they
+are bad.
+"""
 
 from __future__ import annotations
 

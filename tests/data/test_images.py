@@ -1,4 +1,4 @@
-"""Images as users have them: all become upright RGB, or are refused in one line."""
+"""Images as users have them become upright RGB, or are refused in one line."""
 
 from __future__ import annotations
 

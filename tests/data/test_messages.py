@@ -167,7 +167,9 @@ ENCODER = PromptEncoder(tiny.tokenizer(), tiny.SPECIAL.index("<image>"))
 
 
 def test_messages_in_vicunas_form() -> None:
-    """What a conversation reads equals question and follow-up, and training's dialogue."""
+    """A conversation in messages reads as question and follow-ups do, and as training's dialogue
+    does.
+    """
     turns = [("<image>\nWho?", "Me."), ("Why?", "No.")]
     said = dialogue([*turns, ("So <image>?", "")], "ab", "Be brief.")[:-1]
     prompt = ENCODER.prompt(said)

@@ -1,4 +1,6 @@
-"""The embedded world: labels match pages, dialogues are well formed, splits are fixed and apart."""
+"""In the embedded world labels match pages, dialogues are well formed, and splits are fixed and
+apart.
+"""
 
 from __future__ import annotations
 

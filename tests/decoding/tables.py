@@ -29,7 +29,7 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class TableModel:
-    """Reads its table [V**ORDER, V] of logits at the newest tokens in its cache, whatever lies
+    """Read a table [V**ORDER, V] of logits at the newest tokens in the cache, whatever lies
     there.
     """
 

@@ -203,7 +203,9 @@ def rate(chances: dict[tuple[int, ...], float], names: list[str]) -> float:
 
 
 def test_it_finds_what_pays_for_each_text() -> None:
-    """One engine meets texts of which each has another best plan, plain among them."""
+    """An engine finds the plan that pays for each text, here texts of which each has another best
+    plan, plain among them.
+    """
     texts = {
         "lookup 7": {(1,): 0.9, (0,): 0.5, (0, 1): 0.8},
         "head 2": {(1,): 0.05, (0,): 0.8, (0, 1): 0.6},
@@ -361,7 +363,9 @@ def test_costs_of_other_sizes_are_in_proportion_to_plain_decodings() -> None:
 
 
 def test_costs_outlive_the_process(tmp_path: Path) -> None:
-    """A file that is damaged, or of other plans, is as good as none."""
+    """Costs outlive the process in a file; one that is damaged, or of other plans, counts as
+    none.
+    """
     file = tmp_path / "costs.json"
     first = Policy(PLANS, file)
     for plan, ms in enumerate(MS):

@@ -31,8 +31,8 @@ def llava_like(seed: int) -> list[Sizes]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_mix_of_requests_needs_few_programs(seed: int) -> None:
-    """One batch of each bucket would be of 12 to 14 kinds, with as many programs again for each
-    bucket of new tokens.
+    """A mix of requests needs few programs, while one batch of each bucket would be of 12 to 14
+    kinds, with as many programs again for each bucket of new tokens.
     """
     sizes = llava_like(seed)
     batches = in_batches(sizes, 8)

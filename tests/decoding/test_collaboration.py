@@ -124,8 +124,8 @@ def test_the_chosen_proposer_has_the_longest_runs(models: list[LoadedModel]) -> 
 def check_contrast(
     model: LoadedModel, plain: Engine, request: Request, answer: Sequence[int]
 ) -> None:
-    """Each token is the argmax of twice the logits with the image less those without, in full
-    passes of the model.
+    """Check that each token is the argmax of twice the logits with the image less those without, in
+    full passes of the model.
     """
     newline = model.tokenizer.encode("\n", add_special_tokens=False)[-1]
     blind = Prompt(

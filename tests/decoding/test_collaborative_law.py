@@ -179,7 +179,9 @@ def check_greedy(tokens: np.ndarray, text: str, models: int, vocabulary: int) ->
 
 
 def check_statistics(program: Program, stats: CollaborationStats, new: int) -> None:
-    """Counts add up, and proposals were accepted as often as their distributions said."""
+    """Check that counts add up, and that proposals were accepted as often as their distributions
+    said.
+    """
     totals = {name: np.asarray(value, float).sum(0) for name, value in vars(stats).items()}
     rows = SAMPLED + GREEDY
     assert totals["emitted"] == rows * (new - 1)

@@ -131,7 +131,9 @@ def test_two_readings_of_temperature_zero() -> None:
 
 
 def test_one_place_needs_no_rule_for_vmap() -> None:
-    """A function of the user's may have none, as one that calls the host."""
+    """A user's function that has no rule for `vmap`, as one that calls the host, combines one
+    place.
+    """
 
     def called(logits: Array) -> Array:
         kind = jax.ShapeDtypeStruct(logits.shape[1:], jnp.float32)

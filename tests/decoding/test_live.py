@@ -1,4 +1,4 @@
-"""A batch that requests join and leave while others decode: each answer is as if alone."""
+"""A batch that requests join and leave while others decode answers each as if alone."""
 
 from __future__ import annotations
 

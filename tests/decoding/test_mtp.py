@@ -74,7 +74,9 @@ def head(directory: Path, target: LoadedModel) -> LoadedHead:
 def test_blocks_are_drafted_as_the_published_layer_says(
     directory: Path, target: LoadedModel, head: LoadedHead
 ) -> None:
-    """PyTorch runs the target and, with transformers' Qwen2 layers, its head, from the files."""
+    """An MTP head's blocks are drafted as the published layer computes them: PyTorch runs the
+    target and, with transformers' Qwen2 layers, its head, from the files.
+    """
     torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -137,7 +139,7 @@ def test_blocks_are_drafted_as_the_published_layer_says(
 
 
 def test_it_begins_as_its_targets_last_layer_and_norm(target: LoadedModel) -> None:
-    """The target's own tensors of such a head, which its files hold, are not among its weights."""
+    """The target's own tensors of an MTP head, which its files hold, are not among its weights."""
     assert not any("mtp" in key for key in named_tensors(target.params))
     head = init_head(MtpConfig.of_target(TEXT), target.params, jax.random.key(0))
     model = target.params["model"]

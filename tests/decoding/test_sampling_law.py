@@ -199,7 +199,9 @@ def test_sequences_follow_the_targets_law(name: str) -> None:
 
 
 def residual_of_one_view(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdict:
-    """The mistake that the test must see: the residual ignores all views except the first."""
+    """Ignore all views except the first in the residual, which is the mistake that the test must
+    see.
+    """
     verdict, length = rejection(p, draft, keys, greedy), draft.tokens.shape[1]
     at = verdict.count[:, None, None]
     p_next = jnp.take_along_axis(p, at, axis=1)[:, 0]

@@ -122,7 +122,7 @@ def test_a_session_reads_what_the_whole_prompt_does(plain: Any) -> None:
 
 
 def test_windows_change_answers(plain: Any) -> None:
-    """Without its window, or with another, the target writes other tokens."""
+    """A target writes other tokens without its window, or with another."""
     target, expected = plain["mistral"]
     wider = replace(target, config=replace(target.config, sliding_window=4))
     assert tiny.tokens(engine(wider).generate(asked())) != expected
@@ -157,7 +157,9 @@ def test_a_kv_head_has_the_layers_of_its_keys_without_windows() -> None:
 
 @pytest.mark.parametrize("feature", ["none", "fused", "block"])
 def test_a_new_head_norms_as_its_target_does(plain: Any, feature: Any) -> None:
-    """Gemma multiplies by 1 + weight, EAGLE-3 and DFlash heads by their weight."""
+    """A new head norms as its target does, though Gemma multiplies by 1 + weight, and EAGLE-3 and
+    DFlash heads by their weight.
+    """
     target, _ = plain["gemma3"]
     layers = {"target_layers": (1,), "layers": 1} if feature == "block" else {}
     layers |= {"target_layers": (0, 1, 2)} if feature == "fused" else {}

@@ -1,4 +1,4 @@
-"""Model cards of exports: their Python runs in transformers and writes what their jaxspec commands
+"""The Python on exports' model cards runs in transformers and writes what their jaxspec commands
 write.
 """
 

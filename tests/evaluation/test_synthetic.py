@@ -1,4 +1,4 @@
-"""Synthetic models: how often a draft is right is what was asked for."""
+"""In synthetic models a draft is right as often as was asked for."""
 
 from __future__ import annotations
 

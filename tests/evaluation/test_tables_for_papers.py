@@ -1,4 +1,6 @@
-"""Tables of results for papers: what is written is read back, and LaTeX's characters are escaped."""
+"""Tables of results for papers are read back as they were written, and LaTeX's characters are
+escaped.
+"""
 
 from __future__ import annotations
 

@@ -281,7 +281,9 @@ ODD = [
 
 @pytest.mark.parametrize("most", [70, 280])
 def test_odd_images_are_those_of_transformers_processor(most: int) -> None:
-    """Each patch of a square is where the processor places it; transparent ones lie on white."""
+    """Odd images are read as transformers reads them: each patch of a square is where the processor
+    places it, and transparent ones lie on white.
+    """
     processor = pillow_class("Gemma4ImageProcessor")(max_soft_tokens=most)
     reader = SquareImages(Gemma4Config(), processor)
     rng = np.random.default_rng(0)

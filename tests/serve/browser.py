@@ -46,7 +46,7 @@ class Page:
         scale: int = 1,
         keeps: bool = True,
     ) -> None:
-        """`keeps`: whether the browser lets pages keep anything."""
+        """Open the page in a browser; `keeps` says whether it lets pages keep anything."""
         options = webdriver.ChromeOptions()
         if not keeps:
             blocked = {"profile.default_content_setting_values.cookies": 2}

@@ -1,4 +1,6 @@
-"""Bodies become requests: what OpenAI's and vLLM's clients mean by a field, without a server."""
+"""Bodies become requests that mean by each field what OpenAI's and vLLM's clients mean, without a
+server.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server as clients see it: exact whatever runs beside, in OpenAI's form, within its limits."""
+"""Clients see a server that is exact whatever else runs, in OpenAI's form, within its limits."""
 
 from __future__ import annotations
 

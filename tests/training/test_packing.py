@@ -167,8 +167,8 @@ def test_a_head_learns_the_same_of_packed_rows(kind: str, monkeypatch: pytest.Mo
 
 
 class Mixture(Talk):
-    """Have lengths as in LLaVA's mixture of 665k: images of 576 slots and turns about them;
-    texts.
+    """Give samples with lengths as in LLaVA's mixture of 665k: images of 576 slots and turns about
+    them; texts.
     """
 
     def __getitem__(self, i: Any) -> Sample:
@@ -182,7 +182,9 @@ class Mixture(Talk):
 
 @pytest.mark.parametrize("batch", [16, 64])
 def test_nine_tenths_of_the_slots_are_filled(batch: int) -> None:
-    """Each conversation is in one row of its group, and a row shows few more images than others."""
+    """Packing fills nine tenths of the slots; each conversation is in one row of its group, and a
+    row shows few more images than others.
+    """
     vision = replace(tiny.CONFIG.vision_config, image_size=336)
     model = tiny.loaded({}, replace(tiny.CONFIG, vision_config=vision))
     buckets = (640, 768, 1024, 1536, 2048)
