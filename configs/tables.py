@@ -1,4 +1,4 @@
-"""Every table and figure of the four papers, and the commands that measure it.
+"""List every table and figure of the four papers, and the commands that measure it.
 
     python -m configs.tables docs
 

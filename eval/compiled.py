@@ -125,7 +125,7 @@ def main(
 
 
 class Shape(NamedTuple):
-    """The sizes of a program, with names as in `main`."""
+    """Hold the sizes of a program, with names as in `main`."""
 
     batch: int
     prompt: int

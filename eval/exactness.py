@@ -294,7 +294,7 @@ def measure_sampling(
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """A test whether two samples come from one distribution."""
+    """Test whether two samples come from one distribution."""
 
     statistic: float
     degrees: int

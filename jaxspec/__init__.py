@@ -49,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Imports the home of a public name on first use (PEP 562)."""
+    """Import the home of a public name on first use (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

@@ -43,7 +43,7 @@ def fizzbuzz(n):
 
 
 class Contest(NamedTuple):
-    """A target, and how the demo asks it."""
+    """Describe a target, and how the demo asks it."""
 
     name: str
     """Folder of the shipped drafts."""

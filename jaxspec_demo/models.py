@@ -1,4 +1,4 @@
-"""Models by id: SmolLM2-135M from its wheel, and the same with shipped eyes.
+"""Find models by id: SmolLM2-135M from its wheel, and the same with shipped eyes.
 
 `smollm2-eyes` is SmolLM2-135M with the shipped vision tower, projector and low-rank updates.
 """

@@ -42,7 +42,7 @@ rect{fill:#9198a1}.page{fill:#0d1117;stroke:#3d444d}}
 
 
 class Part(NamedTuple):
-    """The characters of one token on one line."""
+    """Place the characters of one token on one line."""
 
     token: int
     line: int

@@ -1,4 +1,4 @@
-"""The embedded world: small pages drawn from a seed, and dialogues about them that only the pages
+"""Draw the embedded world: small pages from a seed, and dialogues about them that only the pages
 can answer.
 
 `train_sample(seed, index)` is the endless train split, `test_set(name)` the fixed test split of a

@@ -1,5 +1,5 @@
-"""Short questions about one attribute with one right value, and conversations of several about one
-page.
+"""Ask short questions about one attribute with one right value, and hold conversations of several
+about one page.
 
 They are the densest supervision a reader of pages can get, and their answers can be judged
 (`samples.Probe`).

@@ -1,4 +1,4 @@
-"""Dialogues about one page: describe, read, exist, reason and chart.
+"""Write dialogues about one page: describe, read, exist, reason and chart.
 
 Each function draws a page, a question and the answer from `rng`. What an answer says comes from the
 page alone; how it says it comes mostly from how the question was put, partly from the page, and now

@@ -1,4 +1,4 @@
-"""Second turns: another question, a caption, a summary, a story, a fact, a sum.
+"""Write second turns: another question, a caption, a summary, a story, a fact, a sum.
 
 Each function takes the first sample and returns it with one more turn. Question, caption and story
 are about a page of the first turn; after a first turn without pages (facts, sums) they bring a new

@@ -1,4 +1,4 @@
-"""Sets without pages: plain facts (a closed list) and small sums, worked step by step."""
+"""Ask without pages: plain facts (a closed list) and small sums, worked step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of a page: lines of phrases, each over the part of the page that it describes.
+"""Write the text of a page: lines of phrases, each over the part of the page that it describes.
 
 top left large red ball     top right small blue cup
 the background is mint      there are three things

@@ -1,5 +1,6 @@
-"""Words and phrases: things, places, numbers, lists, and the few remarks that several dialogues
-share."""
+"""Write words and phrases: things, places, numbers, lists, and the few remarks that several
+dialogues share.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A dialogue with its pages, and probes: questions whose answer can be judged right or wrong."""
+"""Join a dialogue with its pages, and make probes: questions whose answer can be judged right or
+wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be on a page: things in four cells, or three bars. Sampling of both, and edits between
+"""Describe what can be on a page, things in four cells or three bars; draw both at random, and edit
 scenes.
 
 Nothing here knows about pixels or language; `rendering.py` draws these values and the grammar talks

@@ -1,5 +1,6 @@
-"""Dialogues about several pages: two and a change (edit, brush, spot), five and a story (saga,
-album)."""
+"""Write dialogues about several pages: two and a change (edit, brush, spot), five and a story
+(saga, album).
+"""
 
 from __future__ import annotations
 

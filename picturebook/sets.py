@@ -1,4 +1,4 @@
-"""The synthetic sets, the fixed test split, and the endless train split.
+"""Make the synthetic sets, the fixed test split, and the endless train split.
 
 Streams: every sample comes from its own generator, seeded by (split, numbers). Train and test never
 share a generator; that the same scene is drawn in both is possible and not excluded.

@@ -1,4 +1,4 @@
-"""The endless train split as a source of training samples."""
+"""Read the endless train split as a source of training samples."""
 
 from __future__ import annotations
 

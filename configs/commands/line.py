@@ -1,4 +1,4 @@
-"""A section of a page such as docs/tables-cos.md, and the beginnings of its commands."""
+"""Describe a section of a page such as docs/tables-cos.md, and the beginnings of its commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The same as `aasd_7b` for LLaVA-1.5-13B."""
+"""AASD's Tables 1 and 2 and its Figures 3 and 4 for LLaVA-1.5-13B, as `aasd_7b` has them for the
+7B.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ TARGET = LlavaConfig(LlamaConfig(vocab_size=32064, max_position_embeddings=4096)
 
 
 def draft(width: int, mlp: int, layers: int) -> LlavaConfig:
-    """A LLaVA-1.5 around a small Llama with the target's tower and vocabulary."""
+    """Return a LLaVA-1.5 around a small Llama with the target's tower and vocabulary."""
     text = LlamaConfig(
         vocab_size=32064,
         hidden_size=width,

@@ -19,7 +19,7 @@ TOWER = VisionConfig(
 
 
 def lvlm(width: int, mlp: int, layers: int, heads: int) -> LlavaConfig:
-    """A LLaVA-1.5 of these sizes with a vocabulary of 8,000."""
+    """Return a LLaVA-1.5 of these sizes with a vocabulary of 8,000."""
     text = LlamaConfig(
         vocab_size=8000,
         hidden_size=width,

@@ -16,7 +16,7 @@ BUCKETS = (128, 192, 256, 384)
 
 @dataclass(frozen=True)
 class TextStage:
-    """One model and how it is trained."""
+    """Describe one model and how it is trained."""
 
     model: LlamaConfig
     train: TrainConfig

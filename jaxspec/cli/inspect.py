@@ -98,7 +98,7 @@ def _sum(parts: dict[str, int], word: Callable[[int], str]) -> str:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Facts of a checkpoint; those that config.json does not give are None."""
+    """Hold the facts of a checkpoint; those that config.json does not give are None."""
 
     path: str
     family: str | None

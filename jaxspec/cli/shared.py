@@ -93,7 +93,7 @@ class Loading:
 
     @property
     def computes_in(self) -> jnp.dtype | None:
-        """Data type of all models; None leaves the choice to `LoadedModel.load`."""
+        """Return the data type of all models; None leaves the choice to `LoadedModel.load`."""
         return self.dtype and jnp.dtype(self.dtype)
 
 

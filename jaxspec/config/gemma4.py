@@ -1,4 +1,4 @@
-"""Gemma 4's decoder configurations."""
+"""Describe Gemma 4's decoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Per-layer embeddings (Gemma 4's E2B and E4B): each layer reads an input of the token's own.
+"""Give each layer an input of the token's own: per-layer embeddings (Gemma 4's E2B and E4B).
 
 It is the token's embedding for the layer, from a table of all layers, plus a projection of what the
 first layer reads, over the root of 2. An image's tokens have the padding token's embeddings.

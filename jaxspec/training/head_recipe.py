@@ -1,4 +1,4 @@
-"""The loss of a head on blocks at anchors.
+"""Compute the loss of a head on blocks at anchors.
 
 Recipes of heads: a head for a target, and the stages that train it.
 """

@@ -1,5 +1,5 @@
-"""As `kv_mini`, with the target's own answers to the same questions: greedy ones (_t0) and drawn
-ones (_t1).
+"""The KV head of `kv_mini` on the target's own answers to the same questions: greedy ones (_t0) and
+drawn ones (_t1).
 
     python -m train.distill_data --target jaxspec_demo/mini/target --data picturebook \\
         --samples 20000 --draft jaxspec_demo/mini/draft --max-new-tokens 96 \\

@@ -1,4 +1,4 @@
-"""As `smollm2_kv`, in AASD's form: without hidden states."""
+"""The KV head of `smollm2_kv` in AASD's form: without hidden states."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the collaborative tables share."""
+"""Share what the collaborative tables need."""

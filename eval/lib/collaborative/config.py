@@ -1,4 +1,4 @@
-"""An evaluation of collaborative decoding: models that write together, and sweeps."""
+"""Describe an evaluation of collaborative decoding: models that write together, and sweeps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIALS = ("lambda", "mu", "gamma")
 
 
 class Point(NamedTuple):
-    """A point of a sweep."""
+    """Set one point of a sweep."""
 
     dial: str
     value: float
@@ -31,7 +31,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairing:
-    """Models that write together in one way: a part of the table."""
+    """Pair models that write together in one way: a part of the table."""
 
     name: str
     models: tuple[str, ...]
@@ -121,7 +121,7 @@ class Together(Decoding):
 
 @dataclass(frozen=True, kw_only=True)
 class CollaborativeEvalConfig(Examples, Together, Placement):
-    """An evaluation of collaborative decoding, one request at a time, as in the paper."""
+    """Describe an evaluation of collaborative decoding, one request at a time, as in the paper."""
 
     pairings: tuple[Pairing, ...]
     limit: int = 16

@@ -1,4 +1,4 @@
-"""The figure of a sweep of `eval.collaborative`; of an ensemble's weight it is CoS's Figure 8."""
+"""Draw the sweep of `eval.collaborative`; of an ensemble's weight it is CoS's Figure 8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements of collaborative decoding: every method on every set, and sweeps of CoS.
+"""Measure collaborative decoding: every method on every set, and sweeps of CoS.
 
 All methods of one pairing decode the same few requests by turns, so that other load on the machine
 slows them equally. The speed-up compares the fastest run with the fastest run of standard
@@ -143,7 +143,7 @@ def _runs(config: CollaborativeEvalConfig, pairing: Pairing) -> int:
 
 @dataclass
 class _Measurement:
-    """One pairing on one set."""
+    """Measure one pairing on one set."""
 
     config: CollaborativeEvalConfig
     pairing: Pairing

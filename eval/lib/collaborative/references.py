@@ -1,4 +1,4 @@
-"""Logits of a pairing's models before each token of reference answers."""
+"""Compute the logits of a pairing's models before each token of reference answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFERENCE_BATCH = 8
 
 @dataclass(frozen=True)
 class References:
-    """Logits of all models before each token of the reference answers."""
+    """Hold the logits of all models before each token of the reference answers."""
 
     logits: np.ndarray
     """[M, N, V]."""

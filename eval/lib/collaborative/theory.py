@@ -1,4 +1,4 @@
-"""The cost of collaborative decoding: the exact law of its calls.
+"""Compute the cost of collaborative decoding: the exact law of its calls.
 
 Costs are times of one forward pass of each model, in any unit. The baseline, standard
 collaborative decoding, pays every model's cost once a token. A proposal of model m is accepted with

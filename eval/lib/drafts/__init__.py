@@ -1,1 +1,1 @@
-"""What the tables of drafts share: presets, loading, comparison, figures, pages."""
+"""Share what the tables of drafts need: presets, loading, comparison, figures, pages."""

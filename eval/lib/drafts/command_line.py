@@ -1,4 +1,4 @@
-"""The command line of an evaluation: a preset's name, then options that change it."""
+"""Read the command line of an evaluation: a preset's name, then options that change it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Block efficiency of draft views over sets of prompts, against plain decoding in the same run.
+"""Measure the block efficiency of draft views over sets of prompts, against plain decoding in the
+same run.
 
 For each set and turn the target first decodes plainly. Its answers are the reference for identity,
 its time the baseline of the speed-up, and its first-turn answers the context of the second turn.
@@ -36,7 +37,7 @@ Keep = Callable[[Record, Callable[[], Any]], Any]
 
 
 class Group(NamedTuple):
-    """Results of engines that were measured by turns."""
+    """Hold the results of engines that were measured by turns."""
 
     rows: list[Record]
     """One row for each engine, pooled over its answers."""
@@ -151,7 +152,7 @@ def error_line(error: Exception) -> str:
 
 @dataclass
 class Kept:
-    """An engine whose answers of each run are kept, by the fields of its `place`."""
+    """Keep an engine's answers of each run, by the fields of its `place`."""
 
     engine: Engine
     keep: Keep
@@ -184,7 +185,7 @@ def _result(record: Record) -> Result:
 
 @dataclass
 class _Guarded:
-    """An engine that keeps its first error and does nothing after it."""
+    """Keep an engine's first error, and do nothing after it."""
 
     kept: Kept
     error: str | None = None

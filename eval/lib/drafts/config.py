@@ -26,7 +26,9 @@ from picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 
 @dataclass(frozen=True)
 class Variant:
-    """A row of the table: one way to draft. All fields but `name` are as in `EngineConfig`."""
+    """Describe a row of the table: one way to draft. All fields but `name` are as in
+    `EngineConfig`.
+    """
 
     name: str
     views: tuple[str, ...]
@@ -164,7 +166,9 @@ class Drafting(Decoding):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(Models, Dialogues, Drafting, Placement):
-    """One evaluation; presets under `configs/eval/` are instances, and options replace fields."""
+    """Describe one evaluation; presets under `configs/eval/` are instances, and options replace
+    fields.
+    """
 
     rows: tuple[Variant, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,5 @@
-"""Figures of a run, as PNG files. They need the `plots` extra; without it nothing is drawn.
+"""Draw the figures of a run, as PNG files. They need the `plots` extra; without it nothing is
+drawn.
 
 `weight_trajectory` is TABED's Figures 3 and 4, `overlap` IbED's Figure 5 with bars in place of
 circles, and `accepted_over_time` its Figure 11. `block_times` divides a block into drafting and

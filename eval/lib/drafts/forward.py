@@ -27,7 +27,7 @@ PASS = 128
 
 @dataclass(frozen=True)
 class Divergence:
-    """The place where an answer first differs from the reference."""
+    """Locate where an answer first differs from the reference."""
 
     index: int
     """Number of equal tokens before it."""

@@ -1,4 +1,4 @@
-"""Loading of an evaluation's models, and the check which of its rows can be measured."""
+"""Load an evaluation's models, and check which of its rows can be measured."""
 
 from __future__ import annotations
 

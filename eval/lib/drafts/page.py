@@ -1,4 +1,4 @@
-"""The page of a run: its table, figures, and answers coloured by who drafted each token."""
+"""Write the page of a run: its table, figures, and answers coloured by who drafted each token."""
 
 from __future__ import annotations
 

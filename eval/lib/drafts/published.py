@@ -1,4 +1,4 @@
-"""Papers' numbers, shown next to ours of the same models and settings."""
+"""Show papers' numbers next to ours of the same models and settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNCHANGED = {"adapter": None, "target_weights": None, "width": None, "limit": 10
 
 @dataclass(frozen=True)
 class Published:
-    """Numbers from one or more tables of a paper, and what they are of."""
+    """Hold numbers from one or more tables of a paper, and what they are of."""
 
     source: str
     """Names of the tables, for the line below ours."""

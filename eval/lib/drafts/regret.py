@@ -1,4 +1,5 @@
-"""Regret of weightings: their losses, less those of the best fixed weights in hindsight.
+"""Compute the regret of weightings: their losses, less those of the best fixed weights in
+hindsight.
 
 Target and views read the target's own answers once, and each weighting is replayed on the recorded
 distributions. At temperature 0 speculation writes exactly these answers, so the blocks of a replay
@@ -44,7 +45,9 @@ HINDSIGHT_STEPS = {2: 50, 3: 20, 4: 10}
 
 
 class Recording(struct.PyTreeNode):
-    """Answers of B requests, teacher-forced; place t is the prediction after t new tokens."""
+    """Record answers of B requests, teacher-forced; place t is the prediction after t new
+    tokens.
+    """
 
     p: Float[Array, "B T V"]
     view_probs: Float[Array, "R B T V"]

@@ -1,1 +1,1 @@
-"""Results, tables and bars as files."""
+"""Write results, tables and bars as files."""

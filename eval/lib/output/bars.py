@@ -1,4 +1,4 @@
-"""Horizontal bars as an SVG file that follows its reader's light or dark theme."""
+"""Draw horizontal bars as an SVG file that follows its reader's light or dark theme."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ path{fill:none;stroke:#1f2328;stroke-width:1.3}.unit{stroke:#59636e;stroke-dasha
 
 @dataclass(frozen=True)
 class Bar:
-    """A value with its interval."""
+    """Hold a value with its interval."""
 
     name: str
     value: float

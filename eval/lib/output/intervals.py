@@ -1,4 +1,4 @@
-"""Bootstrap intervals of ratios, and differences of two rows on the same samples."""
+"""Bootstrap intervals of ratios, and compare two rows on the same samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where results come from: the options, models and data of a run, and the machine."""
+"""Record where results come from: the options, models and data of a run, and the machine."""
 
 from __future__ import annotations
 

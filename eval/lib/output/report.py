@@ -1,5 +1,5 @@
-"""Results of a measurement: `results.json`, `records.jsonl`, `table.md`, and the terminal; and
-`prompts.jsonl` of the prompts that each model read.
+"""Write the results of a measurement: `results.json`, `records.jsonl`, `table.md`, and the
+terminal; and `prompts.jsonl` of the prompts that each model read.
 
 A `Run` writes into `OUT.unfinished`; when it ends, its files replace those in OUT together. If the
 script calls `restore`, the same command continues a stopped run from `OUT.unfinished`.
@@ -53,7 +53,7 @@ FILES = (
 
 
 class Run:
-    """A measurement in progress: its rows and records, and the `folder` of its files.
+    """Hold a measurement in progress: its rows and records, and the `folder` of its files.
 
     As a context manager it keeps other runs from writing into `out`. At the end of the block it
     replaces the files there and prints the tables. In a cluster process 0 writes; the other

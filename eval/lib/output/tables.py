@@ -1,4 +1,4 @@
-"""Tables as Markdown and in the terminal, and the pivot that makes them of rows of results."""
+"""Print tables as Markdown and in the terminal, and pivot rows of results into them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Key = TypeVar("Key")
 
 
 class Table(NamedTuple):
-    """A table with numbers as text."""
+    """Hold a table with numbers as text."""
 
     title: str
     header: Sequence[str]

@@ -1,1 +1,1 @@
-"""Sets of questions, and whether answers are right."""
+"""Read sets of questions, and judge whether answers are right."""

@@ -1,4 +1,4 @@
-"""CoS's questions as its released code asks them (github.com/Kamichanw/CoS, main_dataset.py).
+"""Ask CoS's questions as its released code asks them (github.com/Kamichanw/CoS, main_dataset.py).
 
 The prompts and worked examples are read from a clone of that code, which has no licence: nothing of
 it is copied here. Each set is shuffled as it does there, with the permutation of numpy's generator

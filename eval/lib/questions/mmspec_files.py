@@ -1,4 +1,6 @@
-"""MMSpec's own files: a line per conversation, and the summary of methods by topic."""
+"""Read and write MMSpec's own files: a line per conversation, and the summary of methods by
+topic.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ SUMMARY = (
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer and its cost."""
+    """Hold one answer and its cost."""
 
     text: str
     tokens: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The exact prompts of a measurement, which a run writes to `prompts.jsonl`."""
+"""Write the exact prompts of a measurement to `prompts.jsonl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quality of an answer: accuracy, ROUGE-L, METEOR, or whether a program passes its tests."""
+"""Score an answer: accuracy, ROUGE-L, METEOR, or whether a program passes its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a model's program in a process with limits, to see whether its tests pass.
+"""Run a model's program in a process with limits, to see whether its tests pass.
 
 The limits stop a program that loops or fills the memory. They are no sandbox: the program runs as
 the user and may read and remove the user's files.

@@ -1,4 +1,4 @@
-"""Evaluation sets by name: picturebook's, the papers', MMSpec, your own; and second turns.
+"""Find evaluation sets by name: picturebook's, the papers', MMSpec, your own; and second turns.
 
 Sets without second turns get the kinds of TABED's two-turn runs, under picturebook's names.
 `question` is the next sample's question, with its images; `caption`, `summary` and `story` are

@@ -1,1 +1,1 @@
-"""Tables from recorded answers, without a model."""
+"""Make tables from recorded answers, without a model."""

@@ -1,4 +1,6 @@
-"""MMSpec's conversations with the recorded answers of a model, as tokens of its own vocabulary."""
+"""Read MMSpec's conversations with the recorded answers of a model, as tokens of its own
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ PUBLISHED = "llava15_7b_published.jsonl"
 
 @dataclass(frozen=True)
 class Turn:
-    """A prompt and its recorded answer."""
+    """Hold a prompt and its recorded answer."""
 
     prompt: list[int]
     """All tokens before the answer, with one `IMAGE` in place of an image."""
@@ -41,7 +43,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A prompt of MMSpec with the target's answers to its turns."""
+    """Hold a prompt of MMSpec with the target's answers to its turns."""
 
     id: str
     topic: str
@@ -104,7 +106,7 @@ def _turns(
 
 @dataclass(frozen=True)
 class Published:
-    """Counts of another method on one conversation, by turn."""
+    """Hold the counts of another method on one conversation, by turn."""
 
     new_tokens: list[int]
     passes: list[int]

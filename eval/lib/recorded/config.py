@@ -10,7 +10,7 @@ from jaxspec.errors import InputError, check_counts, check_seed
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table: a way to draft without the target's hidden states."""
+    """Describe a row of the table: a way to draft without the target's hidden states."""
 
     name: str
     sources: str
@@ -52,7 +52,7 @@ class Replay:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedConfig(Record, Replay):
-    """A replay of recorded answers with each of the methods."""
+    """Describe a replay of recorded answers with each of the methods."""
 
     methods: tuple[Method, ...]
 

@@ -1,4 +1,4 @@
-"""Drafts for a recorded target, and the number of passes that each needs for an answer.
+"""Draft for a recorded target, and count the passes that each draft needs for an answer.
 
 At temperature 0 a block is accepted as far as its drafts equal the target's answer, so a recorded
 answer gives the exact number of passes. A source is one view of the next token; a mixture drafts
@@ -28,7 +28,7 @@ STEPS = 10
 
 
 class Source(ABC):
-    """A view of the next token, while one answer is replayed."""
+    """Predict the next token, while one answer is replayed."""
 
     counts: Counts
 
@@ -99,7 +99,7 @@ def _successions(tokens: Sequence[int], start: int) -> Iterator[tuple[tuple[int,
 
 @dataclass
 class History(Source):
-    """N-grams of the prompt and of the answer so far."""
+    """Count n-grams of the prompt and of the answer so far."""
 
     order: int
 
@@ -113,7 +113,9 @@ class History(Source):
 
 @dataclass
 class Answers(Source):
-    """N-grams of the answers in the other folds, each with the end of its prompt as context."""
+    """Count n-grams of the answers in the other folds, each with the end of its prompt as
+    context.
+    """
 
     conversations: Sequence[Conversation]
     order: int
@@ -131,7 +133,7 @@ class Answers(Source):
 
 @dataclass
 class Similar(Answers):
-    """The table, mixed equally with n-grams of the answers to the most similar prompts in it."""
+    """Mix the table equally with n-grams of the answers to the most similar prompts in it."""
 
     nearest: int = field(kw_only=True)
     """Number of similar prompts whose answers count once more."""

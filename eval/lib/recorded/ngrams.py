@@ -1,4 +1,4 @@
-"""Drafts without a model: n-gram counts of a prompt, of its answer and of other answers."""
+"""Draft without a model: n-gram counts of a prompt, of its answer and of other answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Distribution = Mapping[int, float]
 
 @dataclass
 class Counts:
-    """Counts of the tokens after each context of 1 to `order` tokens."""
+    """Count the tokens after each context of 1 to `order` tokens."""
 
     order: int
     counts: dict[tuple[int, ...], dict[int, int]] = field(default_factory=dict)

@@ -1,4 +1,6 @@
-"""Tokens per pass of every method on recorded answers, by topic, with intervals over prompts."""
+"""Count tokens per pass of every method on recorded answers, by topic, with intervals over
+prompts.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ NAMES |= {"vispec": "ViSpec"}
 
 @dataclass(frozen=True)
 class Tally:
-    """A method's new tokens and target passes after prefill, by conversation and turn."""
+    """Count a method's new tokens and target passes after prefill, by conversation and turn."""
 
     name: str
     drafts: str

@@ -1,1 +1,1 @@
-"""Stand-ins for models: recorded answers, random weights."""
+"""Stand in for models: recorded answers, random weights."""

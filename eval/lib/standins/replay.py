@@ -1,4 +1,4 @@
-"""Recorded greedy answers as a target, for models that are too large to run here.
+"""Replay recorded greedy answers as a target, for models that are too large to run here.
 
 At temperature 0 verification needs only the target's next token. After accepted drafts this is the
 recorded answer's next token, and nothing is read behind a rejected draft. So a target that replays
@@ -43,7 +43,7 @@ NO_LIMIT = 2**30
 
 @dataclass(frozen=True)
 class ReplayModel(LanguageModel):
-    """A `LanguageModel` that says recorded tokens; its parameters are {"answers": [B, C]}.
+    """Say recorded tokens as a `LanguageModel` whose parameters are {"answers": [B, C]}.
 
     The cache's length counts the answer's tokens that were read.
     """
@@ -91,7 +91,7 @@ class ReplayModel(LanguageModel):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedTarget(LoadedModel):
-    """A target from a file of greedy answers, with the draft's tokeniser and vocabulary."""
+    """Load a target from a file of greedy answers, with the draft's tokeniser and vocabulary."""
 
     source: Path
     answers: Mapping[tuple[str, int], tuple[int, ...]] = field(hash=False)
@@ -153,7 +153,7 @@ class RecordedTarget(LoadedModel):
 
 
 class RecordedBatcher(Batcher):
-    """Gives each batch its recorded answers in place of the target's parameters.
+    """Give each batch its recorded answers in place of the target's parameters.
 
     Answers belong to the rows of one batch, so no row takes a second request.
     """
@@ -198,7 +198,7 @@ class RecordedBatcher(Batcher):
 
 
 class RecordedEngine(Engine):
-    """An engine whose target is a `RecordedTarget`."""
+    """Run an engine whose target is a `RecordedTarget`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

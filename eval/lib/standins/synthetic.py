@@ -1,4 +1,4 @@
-"""Untrained models for timing: random weights, and a synthetic pair of given agreement.
+"""Make untrained models for timing: random weights, and a synthetic pair of given agreement.
 
 The models of a pair follow one rule: the residual stream keeps a token's embedding, and the head
 maps it to the next token of a fixed cycle. Layers add so little to the stream that they hardly

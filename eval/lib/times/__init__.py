@@ -1,1 +1,1 @@
-"""Times of passes and programs."""
+"""Time passes and programs."""

@@ -1,4 +1,4 @@
-"""Chips that are not here: their descriptions for compilers, and their least times."""
+"""Describe chips that are not here for compilers, and compute their least times."""
 
 from __future__ import annotations
 

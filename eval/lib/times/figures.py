@@ -1,4 +1,4 @@
-"""The figure of `eval.latency`: TABED's Figure 9 and IbED's Figure 3."""
+"""Draw the figure of `eval.latency`: TABED's Figure 9 and IbED's Figure 3."""
 
 from __future__ import annotations
 

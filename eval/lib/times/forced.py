@@ -24,7 +24,7 @@ from jaxspec.verification import Draft, Verdict
 
 @dataclass(frozen=True)
 class ForcedSpeculator(Speculator):
-    """A speculator in which block i accepts `pattern[i mod len(pattern)]` of its drafted tokens."""
+    """Accept `pattern[i mod len(pattern)]` of the drafted tokens in block i."""
 
     pattern: tuple[int, ...] = (0,)
 

@@ -1,4 +1,4 @@
-"""Heads of absent targets, in the sizes that recipes train and publishers offer."""
+"""Make heads of absent targets, in the sizes that recipes train and publishers offer."""
 
 from __future__ import annotations
 

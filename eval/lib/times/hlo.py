@@ -1,4 +1,5 @@
-"""Bytes, collectives and estimated cycles of a program that XLA optimised, by stage of a block.
+"""Count bytes, collectives and estimated cycles of a program that XLA optimised, by stage of a
+block.
 
 The text is that of `compiled.as_text()`: computations, each a list of operations. An operation
 names its origin (`op_name="jit(run_decode)/while/body/draft/..."`) and, on TPUs, the compiler's
@@ -47,7 +48,9 @@ Taken = tuple[dict[int, int | None], dict[int, int]]
 
 @dataclass
 class Cost:
-    """The cost of one run of a computation, by stage; `other` is the cost outside all stages."""
+    """Hold the cost of one run of a computation, by stage; `other` is the cost outside all
+    stages.
+    """
 
     cycles: Counter[str] = field(default_factory=Counter)
     collectives: Counter[str] = field(default_factory=Counter)
@@ -68,7 +71,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class ProgramText:
-    """The text of an optimised program."""
+    """Read the text of an optimised program."""
 
     text: str
     _known: dict[str, Cost] = field(default_factory=dict, init=False, compare=False, repr=False)

@@ -1,4 +1,4 @@
-"""Times of single passes inside compiled loops, for predictions; and the device's roofline.
+"""Time single passes inside compiled loops, for predictions, and the device's roofline.
 
 A pass that the host calls by itself also pays for its dispatch and, since its inputs must survive,
 for a copy of the cache. A decode loop pays neither, so each pass is timed in a loop of its own.
@@ -71,7 +71,7 @@ def _milliseconds(call: Callable[[int], Any], count: int) -> float:
 
 
 class Passes:
-    """Passes over one cache, which each call hands to the next.
+    """Run passes over one cache, which each call hands to the next.
 
     Args:
       extend: (params, tokens [B, T], cache) -> logits [B, T, V], cache.
@@ -183,7 +183,7 @@ def greedy_options(batch: int, new: int) -> Sampling:
 
 
 class Rates(NamedTuple):
-    """Tokens a second, [program, run]."""
+    """Hold tokens a second, [program, run]."""
 
     loop: np.ndarray
     """Rates of the decode loop; the prefill token is not counted."""
@@ -230,7 +230,7 @@ def call_interval(base: Sequence[Result], answers: Sequence[Result]) -> tuple[fl
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Milliseconds at the batch and cache size of the given requests."""
+    """Hold milliseconds at the batch and cache size of the given requests."""
 
     draft_ms: float
     """T_q: drafting a block, mixing and drawing included, over gamma. A one-pass head drafts its
@@ -302,7 +302,7 @@ def time_members(
 
 @dataclass(frozen=True)
 class Roofline:
-    """Rates of three probes: the most that programs reach on this device at this hour."""
+    """Hold the rates of three probes: the most that programs reach on this device at this hour."""
 
     copy_gbps: float
     """Bytes read and written a second by x + 1 over an array too large for caches, in 1e9."""
@@ -349,7 +349,7 @@ def _run_probe(step: Callable[[Array, Array], Array], x: Array, other: Array, ti
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one pass over T new tokens a row."""
+    """Count the work of one pass over T new tokens a row."""
 
     bytes: float
     """Bytes of the weights and of all cache slots, each read once."""

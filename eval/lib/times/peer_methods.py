@@ -1,4 +1,4 @@
-"""The methods of `eval.peers`: jaxspec's engines and transformers' `generate`, timed by turns."""
+"""Time the methods of `eval.peers`, jaxspec's engines and transformers' `generate`, by turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAIN, EAGER, ASSISTED = "jaxspec plain", "transformers eager", "transformers as
 
 @dataclass(frozen=True)
 class Timed:
-    """One prompt's answer by one method."""
+    """Hold one prompt's answer by one method."""
 
     tokens: tuple[int, ...]
     seconds: float

@@ -1,4 +1,4 @@
-"""Latency of models with random weights: passes, images and mixtures.
+"""Time models with random weights: passes, images and mixtures.
 
 Times depend on shapes and not on the values of weights, so no checkpoint is read and no pair needs
 training.
@@ -47,7 +47,7 @@ from jaxspec.typing import Array, Params
 
 @dataclass(frozen=True)
 class LatencyConfig:
-    """Shapes to time; presets under `configs/latency/` are instances."""
+    """Choose the shapes to time; presets under `configs/latency/` are instances."""
 
     target: ModelConfig
     draft: ModelConfig
@@ -88,7 +88,7 @@ class LatencyConfig:
 
 @dataclass(frozen=True)
 class Pair:
-    """Target and draft of a preset, on the device."""
+    """Hold target and draft of a preset, on the device."""
 
     config: LatencyConfig
 

@@ -1,4 +1,4 @@
-"""Times of process starts, of captions, and of the host's part of a call."""
+"""Time process starts, captions, and the host's part of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of `eval.latency`: columns of each kind of rows, and notes below them."""
+"""Make the tables of `eval.latency`: columns of each kind of rows, and notes below them."""
 
 from __future__ import annotations
 

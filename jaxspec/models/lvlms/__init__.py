@@ -1,1 +1,1 @@
-"""Models that read images: their towers, projectors, and readers of pictures."""
+"""Define the models that read images: their towers, projectors, and readers of pictures."""

@@ -1,4 +1,4 @@
-"""Images of any resolution: LLaVA-NeXT's and LLaVA-OneVision's tiles.
+"""Read images of any resolution: LLaVA-NeXT's and LLaVA-OneVision's tiles.
 
 An image is scaled into the best of some grids of tiles and padded to fill it. The tower reads a
 base tile (the whole image) and then the grid's tiles, row by row. The prompt shows the base tile's

@@ -1,4 +1,5 @@
-"""Gemma 3 with images: SigLIP's tower -> averages over squares -> norm and matrix -> decoder.
+"""Define Gemma 3 with images: SigLIP's tower -> averages over squares -> norm and matrix ->
+decoder.
 
 The tokens of an image read one another, see `Places.reach`.
 """

@@ -1,4 +1,5 @@
-"""Gemma 4 with images: squares of 48 x 48 pixels are tokens, by a tower or (the 12B) without one.
+"""Define Gemma 4 with images: squares of 48 x 48 pixels are tokens, by a tower or (the 12B) without
+one.
 
 The 12B norms the pixels of a square, projects and places them. In sliding layers of 12B and 31B the
 tokens of an image read one another, see `Places.reach`.

@@ -1,4 +1,4 @@
-"""LLaVA-1.5, LLaVA-NeXT and LLaVA-OneVision: tower -> projector -> merge -> decoder."""
+"""Define LLaVA-1.5, LLaVA-NeXT and LLaVA-OneVision: tower -> projector -> merge -> decoder."""
 
 from __future__ import annotations
 

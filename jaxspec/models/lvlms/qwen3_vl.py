@@ -1,4 +1,5 @@
-"""Qwen3-VL, dense: a tower that reads whole images, DeepStack, decoder with interleaved M-RoPE.
+"""Define dense Qwen3-VL: a tower that reads whole images, DeepStack, decoder with interleaved
+M-RoPE.
 
 Bai et al. 2025, "Qwen3-VL Technical Report". Tiles, processor and prompts are those of Qwen2.5-VL,
 but a tile is no attention window here: every layer attends within the whole image. DeepStack (Meng

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: tower of windowed attention -> merger -> merge -> decoder with M-RoPE.
+"""Define Qwen2.5-VL: tower of windowed attention -> merger -> merge -> decoder with M-RoPE.
 
 Bai et al. 2025, "Qwen2.5-VL Technical Report". A tile is one attention window: a square of P
 patches (8 x 8 in the published models) in the order of their merge groups (2 x 2 patches, which
@@ -72,7 +72,7 @@ class PatchEmbed(nn.Module):
 
 
 class VisionAttention(nn.Module):
-    """Attention with rotary positions of two axes; within windows or, if `full`, within images."""
+    """Attend with rotary positions of two axes; within windows or, if `full`, within images."""
 
     config: QwenTowerConfig
     full: bool
@@ -130,7 +130,9 @@ class PatchMerger(MLP):
 
 
 class VisionTower(nn.Module):
-    """Hugging Face's `Qwen2_5_VisionTransformerPretrainedModel`, in tiles, before the merger."""
+    """Run Hugging Face's `Qwen2_5_VisionTransformerPretrainedModel`, in tiles, before the
+    merger.
+    """
 
     config: QwenVisionConfig
 

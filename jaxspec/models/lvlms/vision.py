@@ -1,4 +1,4 @@
-"""The CLIP and SigLIP vision towers, any resolution and patch size."""
+"""Define the CLIP and SigLIP vision towers, of any resolution and patch size."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Loop over training steps: how they are measured, and how a run stops and goes on."""
+"""Loop over training steps, measure them, and let a run stop and go on."""
