@@ -12,7 +12,7 @@ Writes results.json, records.jsonl, prompts.jsonl and table.md into --out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,13 +81,15 @@ def main(args: Sequence[str] | None = None) -> None:
         if trained_head is None:
             raise InputError(f"preset {preset}: has no KV head; give one with --draft")
         heads = {"KV head": trained_head} | (ablations(trained_head) if options.untrained else {})
+        rows = [row.name for row in config.rows]
+        check_names([*rows, *heads], options.heads, options.baselines)
         for name, path in map(split_name, options.heads):
             heads[name] = LoadedHead.load(path, target)
         drafts = {
             name: separate_draft(config, target, directory)
             for name, directory in map(split_name, options.baselines)
         }
-        check_row(options.against, [*(row.name for row in config.rows), *drafts, *heads])
+        check_row(options.against, [*rows, *drafts, *heads])
         plain = Engine(target, None, config.plain())
 
         def parts() -> Iterator[Group]:
@@ -109,6 +111,16 @@ def main(args: Sequence[str] | None = None) -> None:
             return [whole, interval_table(run.records, labels, every, options.against)]
 
         run.collect(parts(), tables)
+
+
+def check_names(names: Iterable[str], heads: Sequence[str], baselines: Sequence[str]) -> None:
+    """Raise InputError where NAME=DIRECTORY of --heads or --baselines names a row a second time."""
+    taken = {*names}
+    for option, entries in (("heads", heads), ("baselines", baselines)):
+        for name, _ in map(split_name, entries):
+            if name in taken:
+                raise InputError(f"{option}: there is a row {name!r} already; give another name")
+            taken.add(name)
 
 
 COUNTS = {"alpha": "draft_acceptance_rate", "tau": "tokens_per_pass"}

@@ -39,6 +39,7 @@ import tyro
 from tqdm import tqdm
 
 from eval.lib.drafts.comparison import first_prompt
+from eval.lib.drafts.config import set_places
 from eval.lib.output.report import Run, results_folder
 from eval.lib.output.tables import Record, Table, cell, grouped, has, number, percent, pivot
 from eval.lib.questions.sets import evaluation_set
@@ -58,7 +59,7 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.options import run_script
 from jaxspec.command import load_preset
 from jaxspec.engine.engine import Engine, LoadedModel
-from jaxspec.errors import InputError, check_counts
+from jaxspec.errors import InputError, check_counts, nearest
 from jaxspec.loading.models import LoadedDraft, load_draft
 from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import widened
@@ -119,6 +120,10 @@ def main(
         raise InputError(f"draft: {draft}; {preset} has its own draft, leave the option out")
     if (target or data) and preset != CODER:
         raise InputError(f"target and data: {preset} has its own; leave the options out")
+    sets = load_preset("eval", CODER).sets
+    for name in set_places(data):
+        if name not in sets:
+            raise InputError(f"data: {name!r} is a set that is not asked; {nearest(name, sets)}")
     warm = 2 if preset == CODER else new
     timed = f"the least of {repeats} runs"
     with Run(preset, options, results_folder(out, preset, debug), timed) as run:

@@ -109,6 +109,8 @@ def run(args: Demo) -> None:
     for option, path, mark in (("out", args.out, '"speedup_median"'), ("svg", args.svg, "<svg")):
         if path and path.exists() and not (path.is_file() and mark.encode() in path.read_bytes()):
             raise InputError(f"--{option}: {path} is no demo's file; give the name of a new file")
+    if args.out and args.svg and args.out.resolve() == args.svg.resolve():
+        raise InputError(f"--svg: {args.svg} is also --out's; give the name of another file")
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     model = args.model or ("eyes" if smollm2_file() else "mini")
     contest: Contest = CONTESTS[model]

@@ -231,6 +231,8 @@ def test_the_race_tells_the_median_of_its_prompts(
     (tmp_path / "mine.json").write_text("{}")
     for option, mine in (("--out", tmp_path / "mine.json"), ("--out", tmp_path), ("--svg", race)):
         assert "is no demo's file" in refusal("demo", "--model", "smollm2", option, mine)
+    both = "--out", tmp_path / "new", "--svg", tmp_path / "new"
+    assert "is also --out's; give the name" in refusal("demo", "--model", "smollm2", *both)
 
 
 @pytest.mark.parametrize(

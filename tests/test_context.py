@@ -53,6 +53,12 @@ def test_the_context_is_what_vllm_serves(
     assert config.context == context
 
 
+def test_frequencies_without_a_range_between_are_refused() -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 1.0}
+    with pytest.raises(InputError, match=r"low_freq_factor 1.0 of rope type llama3; give less"):
+        LlamaConfig.from_hf({"rope_scaling": scaling})
+
+
 def test_a_window_within_the_stretched_context_is_kept() -> None:
     raw = {"max_position_embeddings": 4096, "sliding_window": 4096}
     assert MistralConfig.from_hf(raw).sliding_window is None

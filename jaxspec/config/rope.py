@@ -59,6 +59,11 @@ class RopeScaling:
             object.__setattr__(self, "attention_factor", _yarn_magnitude(factor, 1.0))
         numbers = "factor", "original_max_position_embeddings", "beta_fast", "beta_slow"
         check_positive("text config", self, *numbers, "partial_rotary_factor", "attention_factor")
+        if self.rope_type == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise InputError(
+                f"text config: low_freq_factor {self.low_freq_factor} of rope type llama3; give "
+                f"less than high_freq_factor, {self.high_freq_factor}"
+            )
 
     def check_sections(self, width: int) -> None:
         """Raise InputError unless M-RoPE's sections, if any, share the frequencies of a head.

@@ -52,23 +52,24 @@ def decoded(
         generation_config="ignore",
     )
 
+    engine, requests = Engine(target, config=options), []
+    for sample in samples:
+        request = Request(engine.encoder.prompt(sample.question(0)), NEW_TOKENS)
+        with suppress(InputError):  # longer than the buckets
+            engine.check(request)
+            requests.append(request)
+        if len(requests) == PROMPTS:
+            break
+    if not requests:
+        raise InputError("held_out: no question fits the buckets; give shorter ones")
+
     @cache
-    def answered() -> tuple[list[Request], list[tuple[int, ...]]]:
-        """Return the questions that fit, and plain decoding's answers."""
-        engine, requests = Engine(target, config=options), []
-        for sample in samples:
-            request = Request(engine.encoder.prompt(sample.question(0)), NEW_TOKENS)
-            with suppress(InputError):  # longer than the buckets
-                engine.check(request)
-                requests.append(request)
-            if len(requests) == PROMPTS:
-                break
-        if not requests:
-            raise InputError("held_out: no question fits the buckets; give shorter ones")
-        return requests, [result.tokens for result in engine.generate(requests)]
+    def answered() -> list[tuple[int, ...]]:
+        """Return plain decoding's answers."""
+        return [result.tokens for result in engine.generate(requests)]
 
     def evaluate(params: Params) -> dict[str, float]:
-        requests, plain = answered()
+        plain = answered()
         save_head(folder / "newest", config, params[name], None, overwrite=True)
         draft = LoadedHead.load(folder / "newest", target)
         results = Engine(target, draft, options).generate(requests)

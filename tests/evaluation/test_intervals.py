@@ -7,6 +7,7 @@ import pytest
 
 from eval.lib.output.intervals import check_row, interval, interval_table
 from eval.lib.output.tables import Record
+from eval.lib.times.passes import median_ratio
 from jaxspec.errors import InputError
 
 LABELS = {"views": "row", "turn": "turn"}
@@ -37,6 +38,11 @@ def test_the_interval_of_a_mean_is_that_of_theory() -> None:
     assert (high - low) / 2 == pytest.approx(1.96 * np.sqrt(1 / 400 + 4 / 400) / 2, rel=0.15)
     one = np.array([[record["tokens_per_pass"] * 10, 10] for record in answers[:400]])
     assert interval(one) == pytest.approx([3 - 0.1, 3 + 0.1], abs=0.1)
+
+
+def test_answers_that_no_loop_writes_have_no_speed_up() -> None:
+    assert median_ratio(np.array([2.0, 6.0, 4.0]), np.array([1.0, 2.0, 2.0])) == 2.0
+    assert median_ratio(np.zeros(2), np.zeros(2)) is None
 
 
 def test_a_difference_is_of_the_same_samples() -> None:

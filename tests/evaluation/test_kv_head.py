@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from configs.eval.aasd import config
-from eval.kv_head import ablations, draft_table
+from eval.kv_head import ablations, check_names, draft_table
 from eval.lib.drafts.loading import split_name, split_view
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
@@ -74,6 +74,13 @@ def test_a_line_holds_whole_calls_and_loops_of_each_draft_length() -> None:
     assert "describe 7.00, reason 7.00 ms of prefill" in text
     alone = draft_table(replace(config, sets=("describe",)), rows[:4])[2]
     assert [line[0] for line in alone] == ["describe"] * 2
+
+
+def test_a_name_of_two_rows_is_refused() -> None:
+    check_names(["KV head"], ["- projector=a"], ["T=b"])
+    for heads, baselines in ((["KV head=a"], []), ([], ["KV head=a"]), (["T=a"], ["T=b"])):
+        with pytest.raises(InputError, match=r"there is a row .* already; give another name"):
+            check_names(["KV head"], heads, baselines)
 
 
 def test_ablations_leave_out_what_the_head_reads() -> None:

@@ -21,7 +21,13 @@ from eval.lib.output.report import progress
 from eval.lib.output.tables import Record, has
 from eval.lib.questions.prompts import prompt_records
 from eval.lib.standins.replay import RecordedTarget
-from eval.lib.times.passes import PassTimes, interleaved, predicted_speedup, time_passes
+from eval.lib.times.passes import (
+    PassTimes,
+    interleaved,
+    median_ratio,
+    predicted_speedup,
+    time_passes,
+)
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.collaboration.proposals import CollaborationStats
 from jaxspec.decoding.state import DecodeStats
@@ -124,10 +130,10 @@ def _group(
             row |= {
                 "decode_tokens_per_second": float(np.median(rates.loop[i])),
                 "plain_tokens_per_second": float(np.median(rates.loop[0])),
-                "speedup_measured": float(np.median(rates.loop[i] / rates.loop[0])),
+                "speedup_measured": median_ratio(rates.loop[i], rates.loop[0]),
                 "call_tokens_per_second": float(np.median(rates.call[i])),
                 "plain_call_tokens_per_second": float(np.median(rates.call[0])),
-                "speedup_call": float(np.median(rates.call[i] / rates.call[0])),
+                "speedup_call": median_ratio(rates.call[i], rates.call[0]),
                 "plain_prefill_ms": _prefill_ms(reference),
             }
         group.rows.append(row)

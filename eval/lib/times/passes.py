@@ -217,6 +217,14 @@ def interleaved(
     return answers, rates
 
 
+def median_ratio(rates: np.ndarray, base: np.ndarray) -> float | None:
+    """Return the median speed-up of runs over those of `base`.
+
+    It is None where no answer of `base` passes its first token, which no loop writes.
+    """
+    return float(np.median(rates / base)) if base.all() else None
+
+
 def call_interval(base: Sequence[Result], answers: Sequence[Result]) -> tuple[float, float]:
     """Return the 95 % interval, over samples, of the speed-up of whole calls in one run.
 
