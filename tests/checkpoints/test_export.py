@@ -263,10 +263,13 @@ def test_a_draft_grows_for_a_target_with_many_more_tokens(tmp_path, said):
     assert (logits[:, known:] == -np.inf).all()
     theirs = hf.reload(tmp_path / "grown", LlamaForCausalLM)
     assert theirs.generation_config.suppress_tokens == [*range(known, size + 128)]
-    model, asked = LoadedModel.load(target), Request("And <action_3>?", 8, temperature=1.0, seed=3)
-    sizes: dict[str, Any] = {"prompt_buckets": (64,), "new_buckets": (8,), "image_buckets": (0,)}
-    drafting = Engine(model, grown, EngineConfig(views=("T",), gamma=2, **sizes))
-    assert len(drafting.generate(asked).tokens) == 8
+    model, asked = LoadedModel.load(target), [Request("What is 1?", 8)]
+    asked.append(Request("And <action_3>?", 8, temperature=1.0, seed=3))
+    sizes = EngineConfig(prompt_buckets=(64,), new_buckets=(8,), image_buckets=(0,))
+    expected = Engine(model, None, sizes).generate(asked)
+    results = Engine(model, grown, replace(sizes, views=("T",), gamma=2)).generate(asked)
+    assert results[0].tokens == expected[0].tokens
+    assert len(results[1].tokens) == 8
     said("export", tmp_path / "grown", tmp_path / "again")
     assert load(tmp_path / "again").config == grown.config
     stages = (Stage("learn", TrainConfig(steps=1, batch=1), (("talk", 1.0),)),)

@@ -190,6 +190,15 @@ def test_answers_are_the_plain_ones(
 
 
 @pytest.mark.full
+def test_groups_of_tokens_change_no_answer() -> None:
+    """Answers are the plain ones if an assistant scores only some groups of tokens, as E2B's."""
+    grouped = pair(groups=8, text=SHARED)
+    plain, results = (engine(grouped, drafts).generate(requests()) for drafts in (False, True))
+    assert tiny.tokens(results) == tiny.tokens(plain)
+    assert sum(int(result.stats.accepted_at.sum()) for result in results) > 8
+
+
+@pytest.mark.full
 def test_a_mesh_changes_no_answer(models: Any, plain: Any) -> None:
     target, head = models
     split = tiny.split(target, make_mesh(model=2)), head

@@ -25,6 +25,7 @@ from tests.decoding.test_greedy import (
     batch_of,
     check_stats,
     plain,
+    same_stats,
     speculative,
 )
 
@@ -123,3 +124,17 @@ def test_blocks_accept_what_the_tree_has_of_the_answer(tree: str) -> None:
             count += min(accepted + 1, NEW - count)
         assert state.stats.histogram[b].tolist() == histogram.tolist()
     assert beyond_first > 5, "no path but that of the first choices was ever taken"
+
+
+@pytest.mark.full
+def test_a_tree_of_width_one_is_the_chain() -> None:
+    """Token for token and count for count, with drawn tokens and weights that learn."""
+    options = tiny.sampling(
+        B, temperature=[0.0, 1.0, 0.7, 0.0], top_k=[0, 0, 4, 3], new=NEW, eos=NOBODY
+    )
+    chain = speculative(VIEWS, GAMMA, options, weights=WEIGHTS, weighting="inverse_error_power")
+    state = speculative(
+        VIEWS, GAMMA, options, weights=WEIGHTS, weighting="inverse_error_power", tree="1"
+    )
+    assert tiny.outputs(state) == tiny.outputs(chain)
+    assert same_stats(state, chain)

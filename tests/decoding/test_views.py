@@ -18,8 +18,9 @@ from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli.shared import view_names
 from jaxspec.decoding.inputs import Member
 from jaxspec.decoding.sources.draft_model import DraftModel, ViewRows
-from jaxspec.decoding.sources.source import Prefilled
+from jaxspec.decoding.sources.source import Committed, Prefilled, Verified
 from jaxspec.errors import InputError
+from jaxspec.models.families import build
 from jaxspec.models.inputs import NEWLINE, TEXT, PromptRows, Slots
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.encoder import PromptEncoder
@@ -29,6 +30,72 @@ from jaxspec.prompts.views import VIEWS, View, parse_views
 from tests import tiny
 from tests.hub.words import files
 from tests.tiny.families import SEEING
+
+MODEL, PARAMS = tiny.lvlm(32, 2, seed=0)
+B, J = 3, 3
+
+
+def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
+    """Two blocks of drafts over 3 views x 3 prompts with 0 to 2 images, the first accepted in
+    different parts.
+
+    Alone means: the row through the whole model, without a cache; for view P the mean of an
+    image's features, projected, is put at its slot by hand. Logits are compared at every drafted
+    place whose prefix was committed, up to the constant that a softmax does not see.
+    """
+    views = ("M", "T", "P")
+    batch = tiny.prompts([5, 3, 7], [1, 0, 2], views)
+    options = tiny.sampling(B, temperature=1.0)
+    drafter = tiny.speculator(MODEL, MODEL, views, J).drafter
+    written = np.asarray([[7, 9, 11, 13, 15], [8, 10, 12, 14, 16], [6, 6, 7, 7, 8]], np.int32)
+    kept = np.asarray([0, 2, J])
+    """Accepted drafts of the first block; one more token follows them."""
+
+    @jax.jit
+    def two_blocks() -> tuple:
+        nothing: Any = None  # no draft model reads the target's cache
+        params = {"draft": PARAMS}
+        state = drafter.prefill(Prefilled(params, batch, None, nothing, 40))
+        told = jnp.asarray(written[:, :1])
+        committed = Committed(params, told, jnp.ones(B, jnp.int32), nothing, 1)
+        first, scratch = drafter.draft(committed, state, batch.weights, options)
+        state = drafter.commit(state, scratch, Verified(kept + 1))
+        # Row by row, the newest two of: first token, accepted drafts, correction or bonus.
+        told = jnp.concatenate([told, first.tokens, jnp.zeros((B, 1), jnp.int32)], axis=1)
+        told = told.at[jnp.arange(B), kept + 1].set(written[:, 1])
+        committed = Committed(params, told, kept + 2, nothing, 1)
+        second, _ = drafter.draft(committed, state, batch.weights, options)
+        return first, second, told
+
+    def alone(view: str, tokens: jax.Array, pixels: jax.Array) -> jax.Array:
+        if view != "P":
+            return jax.nn.log_softmax(tiny.full_pass(MODEL, PARAMS, tokens, pixels))
+        means = MODEL.encode(PARAMS, {"pixels": pixels}).mean(2, keepdims=True)
+        pages: Any = build(MODEL.config).apply({"params": PARAMS}, means, method="project")
+        embeds = PARAMS["language_model"]["model"]["embed_tokens"]["embedding"][tokens]
+        # the images stand first, two at most
+        here = tokens[:, 1:3, None] == MODEL.config.image_token_index
+        embeds = embeds.at[:, 1:3].set(jnp.where(here, pages, embeds[:, 1:3]))
+        rows = PromptRows(tokens, jnp.full(B, tokens.shape[1]))
+        hidden, _ = MODEL.read(PARAMS, embeds, rows, tokens.shape[1])
+        return jax.nn.log_softmax(MODEL.logits(PARAMS, hidden))
+
+    first, second, told = two_blocks()
+    for r, view in enumerate(views):
+        prompt = tiny.view_rows(batch)[r]
+        begin = np.asarray(prompt.length)
+        rows = np.zeros((B, begin.max() + 2 * J + 1), np.int32)  # padding follows what is compared
+        for b in range(B):
+            parts = prompt.tokens[b, : begin[b]], told[b, : kept[b] + 2], second.tokens[b, : J - 1]
+            row = np.concatenate([np.asarray(part) for part in parts])
+            rows[b, : len(row)] = row
+        whole = jax.jit(partial(alone, view), compiler_options=tiny.QUICK)
+        expected = whole(jnp.asarray(rows), batch.images["pixels"])
+        for b in range(B):
+            accepted, again = min(kept[b] + 1, J), begin[b] + kept[b] + 1
+            both = jnp.concatenate([first.view_probs[r, b, :accepted], second.view_probs[r, b]])
+            at = [*range(begin[b], begin[b] + accepted), *range(again, again + J)]
+            np.testing.assert_allclose(jnp.log(both), expected[b, np.asarray(at)], atol=1e-5)
 
 
 def test_a_draft_reads_an_image_as_its_model_does() -> None:

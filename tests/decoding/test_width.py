@@ -38,6 +38,7 @@ from jaxspec.heads.kinds.vispec import VispecConfig
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import split_tower
 from jaxspec.models.language_model import LanguageModel
+from jaxspec.sharding import make_mesh
 from tests import tiny
 from tests.tiny.families import FAMILIES, SQUARES
 
@@ -99,6 +100,16 @@ def test_answers_do_not_depend_on_the_draft(models, expected, name):
     found = engine(models, **DRAFTS[name]).generate(ASKED)
     assert tiny.tokens(found) == expected
     assert sum(result.stats.accepted_at.sum() for result in found)
+
+
+@pytest.mark.full
+def test_processed_answers_do_not_depend_on_the_draft(models):
+    settings = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "no_repeat_ngram_size": 4}
+    requests = [replace(request, **settings) for request in ASKED]
+    plain = tiny.tokens(engine(models).generate(requests))
+    results = engine(models, **DRAFTS["two views"]).generate(requests)
+    assert tiny.tokens(results) == plain
+    assert sum(result.stats.accepted_at.sum() for result in results)
 
 
 HEADS: dict[str, Callable[[ModelConfig], HeadConfig]] = {
@@ -248,6 +259,18 @@ def test_a_session_goes_on_behind_a_stop_string(models, question):
         assert talk[0].finish_reason == "stop"
         runs.append(tiny.tokens(talk))
     assert runs[0] == runs[1]
+
+
+@pytest.mark.full
+def test_a_mesh(models):
+    """Answers of a target on several devices do not depend on the draft, either."""
+    target, *drafts = models
+    split = tiny.split(target, make_mesh(model=2, data=2))
+    plain, found = (
+        tiny.tokens(engine([split, *drafts], **options).generate(ASKED))
+        for options in ({}, DRAFTS["view and head"])
+    )
+    assert found == plain
 
 
 def test_what_cannot_have_one_width_is_refused(models):

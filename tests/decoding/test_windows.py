@@ -72,8 +72,8 @@ DRAFTS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
 """Target, drafts and options."""
 
 
-def model(config: RotaryConfig) -> LoadedModel:
-    params = tiny.random_params(config, scale=0.3)
+def model(config: RotaryConfig, scale: float = 0.3) -> LoadedModel:
+    params = tiny.random_params(config, scale=scale)
     return tiny.loaded(params, config, tiny.chat_tokenizer())
 
 
@@ -173,3 +173,15 @@ def test_a_new_head_norms_as_its_target_does(plain: Any, feature: Any) -> None:
         for text, weights in ((config.text_config, head["norm"]), (target.config, norm))
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_one_width_in_16_bits() -> None:
+    """Answers at one width do not depend on the draft where layers have a window."""
+    target = model(replace(TARGETS["mistral"], hidden_size=256, head_dim=64), scale=0.06)
+    halves = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), target.params)
+    target = replace(target, params=halves)
+    plain, drafted = (
+        tiny.tokens(engine(target, drafts, width=8, gamma=7).generate(asked()))
+        for drafts in ((), ("T",))
+    )
+    assert drafted == plain

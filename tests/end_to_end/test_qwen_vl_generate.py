@@ -168,6 +168,21 @@ def test_a_draft_with_its_own_tower(target, turns, tmp_path):
     check(engine(target[1], draft, "P"), turns)
 
 
+@pytest.mark.parametrize("target", ["qwen2_5_vl"], indirect=True)
+def test_a_text_draft(target, turns, tmp_path):
+    """A text draft of the same words with fewer rows of padding; its positions are the slots."""
+    loaded = target[1]
+    made = qwen_vl.text_model(loaded.config.text_config.model_type)
+    made.save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    draft = LoadedModel.load(tmp_path)
+    rows = loaded.params["model"]["embed_tokens"]["embedding"][: qwen_vl.PADDED - 2]
+    layers = {**noisy(loaded.params["model"], 0.03), "embed_tokens": {"embedding": rows}}
+    head = {"weight": loaded.params["lm_head"]["weight"][: qwen_vl.PADDED - 2]}
+    draft = replace(draft, params={"model": layers, "lm_head": head})
+    accepts_some(check(engine(loaded, draft, "T"), turns))
+
+
 def accepts_some(results: list[Result]) -> None:
     accepted = np.sum([result.stats.histogram for result in results], axis=0)
     assert accepted[0] > 0

@@ -31,7 +31,7 @@ LAYOUTS = (
     "z-lab/Qwen3-8B-DFlash-b16",
     "z-lab/gemma-4-31B-it-DFlash",
 )
-"""Heads whose layouts differ in more than sizes; the first two also draft answers."""
+"""Heads whose layouts differ in more than sizes; the first two are tried in `make test`."""
 
 
 def twin_of(name: str) -> HeadTwin | BlockTwin | AssistantTwin:

@@ -22,6 +22,7 @@ from jaxspec.cli.options import parse_subcommand
 from jaxspec.errors import InputError
 from jaxspec.heads.loading import load_head
 from jaxspec.loading.models import load_draft
+from tests import tiny
 from tests.conftest import ROOT
 from tests.hub.block_heads import BlockTwin
 from tests.hub.build import add
@@ -56,8 +57,8 @@ def test_each_listed_head_is_read_as_it_was_made(name: str) -> None:
     assert {key: read[key] for key in made} == made
 
 
-@pytest.mark.parametrize("name", LAYOUTS[:2])
-def test_a_head_changes_no_answer(name: str) -> None:
+@pytest.mark.parametrize("name", [*LAYOUTS[:2], *tiny.rarer(*LAYOUTS[2:])])
+def test_a_head_of_each_layout_changes_no_answer(name: str) -> None:
     target = load_twin(HEADS[name].target)
     assert answer(Engine(target, load_draft(name, target), SHAPE)) == plain_answer(
         HEADS[name].target

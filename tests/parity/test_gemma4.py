@@ -374,9 +374,9 @@ def test_a_batch_writes_transformers_answers(
 
 
 def test_a_mesh_changes_no_token(pairs: Any, expected: Any) -> None:
-    """On a mesh plain decoding writes transformers' answers."""
+    """A target on two devices writes transformers' answers, and its drafts change none of them."""
     split = tiny.split(pairs("31B")[1], make_mesh(model=2))
-    results = engine(split, "plain").generate(requests())
+    results = engine(split, "its assistant, a model and lookup").generate(requests())
     assert tokens(results) == [answer for _, answer in expected("31B")]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,12 +21,14 @@ from jaxspec.decoding.sources.source import Committed
 from jaxspec.engine.batches.states import sampling_options
 from jaxspec.heads.blocks import corrected, embedder, joined, pick, read_blocks, read_whole
 from jaxspec.heads.config import HeadConfig
+from jaxspec.loading.images import image_inputs
 from jaxspec.loading.models import LoadedHead, LoadedModel, prompt_encoder
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.prompts.encoder import Prompt
-from jaxspec.prompts.rows import image_spans
+from jaxspec.prompts.rows import Showing, image_spans, prompt_row, stack_rows
+from jaxspec.prompts.views import VIEWS
 from jaxspec.verification import Draft
 from tests.tiny.requests import page
 
@@ -81,27 +84,30 @@ def check_training_pass(
     config: EngineConfig,
     new: int,
 ) -> None:
-    """Check that the blocks of the training pass are those of decoding.
+    """Check that the training pass accepts as many tokens of each block as decoding does.
 
-    They follow the target's own answers, whose three likeliest tokens the head drafts.
+    Blocks follow the target's own answers, whose three likeliest tokens the head drafts. Prompts
+    show 2, 0, 1 and 1 images, and decode in one batch.
 
     headed: Returns the target, and a head with a draft vocabulary; () for all tokens.
     new: Tokens of an answer.
     """
+    one_size = {"prompt_buckets": config.prompt_buckets[-1:]}
+    config = replace(config, image_buckets=config.image_buckets[-1:], **one_size)
     plain = Engine(headed(())[0], None, config)
     prompts = [
-        plain.encoder.prompt(text, [page(0)])
-        for text in ("What?", "Tell me more.", "Who is it?", "a")
+        plain.encoder.prompt(text, [to_rgb(page(i)) for i in range(images)])
+        for text, images in (("What?", 2), ("Tell me more.", 0), ("Who is it?", 1), ("a", 1))
     ]
-    answers = [
-        result.tokens for result in plain.generate([Request(prompt, new) for prompt in prompts])
-    ]
+    requests = [Request(prompt, new) for prompt in prompts]
+    answers = [result.tokens for result in plain.generate(requests)]
     counts = Counter(token for answer in answers for token in answer)
     target, head = headed(tuple(sorted(token for token, _ in counts.most_common(3))))
-    engine, total = Engine(target, head, config), np.zeros(2, int)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        result = engine.generate(Request(prompt, new))
-        agrees, steps, at = _agreement(target, head, prompt, answer, config.gamma), 0, 0
+    results, total = Engine(target, head, config).generate(requests), np.zeros(2, int)
+    assert {result.batch for result in results} == {len(requests)}
+    agreements = _agreements(target, head, prompts, answers, config.gamma)
+    for agrees, answer, result in zip(agreements, answers, results, strict=True):
+        steps = at = 0
         while at < len(answer) - 1:
             at += min(int(np.cumprod(agrees[at]).sum()) + 1, len(answer) - 1 - at)
             steps += 1
@@ -112,25 +118,35 @@ def check_training_pass(
     assert 0 < total[0] < total[1]
 
 
-def _agreement(
-    target: LoadedModel, head: LoadedHead, prompt: Prompt, answer: Sequence[int], gamma: int
-) -> np.ndarray:
-    """Return whether step s of a draft from token t equals the answer's token t + s + 1, [T, J]."""
-    rows, images = whole_row(target, prompt, answer)
-    begin = int(rows.length[0]) - len(answer)
-    spans = image_spans([_shown(target, prompt)], len(prompt.images))
+def _agreements(
+    target: LoadedModel,
+    head: LoadedHead,
+    prompts: Sequence[Prompt],
+    answers: Sequence[Sequence[int]],
+    gamma: int,
+) -> Iterator[np.ndarray]:
+    """Yield whether step s of a draft from token t equals each answer's token t + s + 1, [T, J]."""
+    assert target.images is not None
+    showing = Showing(VIEWS["M"], prompt_encoder(target), target.images, target.images)
+    whole = [prompt_row(showing, prompt).followed_by(x) for prompt, x in zip(prompts, answers)]
+    (rows,) = stack_rows([whole], max(map(len, whole)))
+    sizes = [[(image.height, image.width) for image in prompt.images] for prompt in prompts]
+    tiles = max(sum(target.images.tiles(size, len(each)) for size in each) for each in sizes)
+    images = image_inputs(target, [prompt.images for prompt in prompts], tiles)
+    spans = image_spans(
+        [_shown(target, *each) for each in zip(prompts, sizes)], max(map(len, sizes))
+    )
     params = {"target": target.params, "head": head.params}
-    agrees = _drafted(target.model, head.config, gamma, params, rows, images, spans)[0, begin:][
-        : len(answer)
-    ]
-    last = np.arange(len(answer))[:, None] + np.arange(1, gamma + 1)
-    return np.asarray(agrees) & (last < len(answer))
+    agrees = np.asarray(_drafted(target.model, head.config, gamma, params, rows, images, spans))
+    for row, answer in enumerate(answers):
+        begin = len(whole[row]) - len(answer)
+        last = np.arange(len(answer))[:, None] + np.arange(1, gamma + 1)
+        yield agrees[row, begin : len(whole[row])] & (last < len(answer))
 
 
-def _shown(target: LoadedModel, prompt: Prompt) -> np.ndarray:
+def _shown(target: LoadedModel, prompt: Prompt, sizes: list[tuple[int, int]]) -> np.ndarray:
     """Return the image that each slot of a prompt shows, -1 for text."""
     assert target.images is not None
-    sizes = [(image.height, image.width) for image in map(to_rgb, prompt.images)]
     counts = iter([len(target.images.slots(size, None, len(sizes)).sources) for size in sizes])
     image, number, shown = prompt_encoder(target).image_token, -1, []
     for token in prompt.tokens.tolist():
@@ -149,12 +165,12 @@ def _drafted(
     images: dict[str, Any] | None,
     spans: jax.Array,
 ) -> jax.Array:
-    """Return `_agreement` for drafts that begin at each token of a row, [1, L, J]."""
+    """Return `_agreements` for drafts that begin at each token of a row, [B, L, J]."""
     features = None if images is None else model.encode(params["target"], images)
     (reading,) = read_whole(model, params["target"], rows, features, config)
     length = rows.tokens.shape[1]
     at = np.minimum(np.arange(length)[None, :, None] + np.arange(gamma + 1), length - 1)
-    block = jnp.asarray(at[..., :-1])
+    block = jnp.broadcast_to(at[..., :-1], (len(rows.tokens), length, gamma))
     hidden = read_blocks(config, params["head"], params["target"], reading, rows, block, spans)
     embed = embedder(config, params["head"], params["target"])
     drafts = LanguageModel(config.text_config)

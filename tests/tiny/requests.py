@@ -82,17 +82,27 @@ def run_live(batch: Batch, waiting: dict[int, Any]) -> dict[int, Result]:
     return results
 
 
-def check_session(engine: Engine, turns: Iterable[tuple[str, Sequence[Any]]], new: int = 8) -> None:
-    """Check that each turn, a question and its images, is answered as the whole prompt is."""
+def check_session(
+    engine: Engine,
+    turns: Iterable[tuple[str, Sequence[Any]]],
+    new: int = 8,
+    plain: Engine | None = None,
+) -> None:
+    """Check that each turn, a question and its images, is answered as the whole prompt is.
+
+    plain: Answers the whole prompts; None for the engine itself.
+    """
     session, prompt, answer = Session(engine), None, ()
     for question, images in turns:
-        said = session.ask(question, images=images, max_new_tokens=new).tokens
+        said = session.ask(question, images=images, max_new_tokens=new)
         if prompt is None:
             prompt = engine.encoder.prompt(question, images)
         else:
             prompt = engine.encoder.follow_up(prompt, answer, question, images)
-        answer = engine.generate(Request(prompt, new)).tokens
-        assert said == answer
+        whole = (plain or engine).generate(Request(prompt, new))
+        for field in ("tokens", "text", "finish_reason", "stop_string"):
+            assert getattr(said, field) == getattr(whole, field), field
+        answer = whole.tokens
 
 
 class Talk(Sequence[Sample]):

@@ -90,11 +90,16 @@ def talk(rows: int, anchoring: Anchoring) -> HeadBatch:
 
 CASES: dict[str, Callable[[int], Case]] = {
     "MTP tvd": partial(headed, "MTP", "tvd"),
+    "KV kl": partial(headed, "KV", "kl"),
+    "EAGLE-3 kl": partial(headed, "EAGLE-3", "kl"),
+    "DFlash tvd": partial(headed, "DFlash", "tvd"),
     "ViSpec lk_lambda": partial(headed, "ViSpec", "lk_lambda"),
     "one-pass ce": partial(headed, "one-pass", "ce"),
     "assistant kl": partial(headed, "assistant", "kl"),
+    "answers": tuned,
     "answers, few words": partial(tuned, view="P1", words=True),
     "answers, updates": partial(tuned, lora=UPDATES),
+    "forward_kl": partial(distilled, "forward_kl"),
     "reverse_kl": partial(distilled, "reverse_kl", share=0.5),
     "tvd": partial(distilled, "tvd", top_k=5, share=0.7),
 }
@@ -106,7 +111,7 @@ CASES: dict[str, Callable[[int], Case]] = {
     [
         ("MTP tvd", 4, 1),
         *tiny.rarer(*((name, 4, 1) for name in CASES if name not in ("MTP tvd", "tvd"))),
-        *tiny.rarer(("tvd", 2, 8)),
+        *tiny.rarer(("KV kl", 8, 8), ("tvd", 2, 8)),
     ],
 )
 def test_the_gradient_of_parts_is_that_of_the_batch(name: str, parts: int, devices: int) -> None:

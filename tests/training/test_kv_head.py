@@ -23,7 +23,7 @@ from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.kinds.dflash import DFlashConfig
 from jaxspec.heads.kinds.eagle3 import Eagle3Config
 from jaxspec.heads.kinds.kv_head.config import KVHeadConfig
-from jaxspec.heads.loading import save_head
+from jaxspec.heads.loading import load_head, save_head
 from jaxspec.heads.making import init_head, new_head
 from jaxspec.loading.models import LoadedHead, LoadedModel
 from jaxspec.models.families import text_params
@@ -304,6 +304,26 @@ def test_losses_on_a_mesh_are_those_of_one_device(taught: Path, tmp_path: Path) 
         train_head(recipe, tmp_path / name, data)
     mesh, one = (training.losses(tmp_path / name / "head") for name in ("mesh", "one"))
     np.testing.assert_allclose(mesh, one, rtol=1e-4)
+
+
+@pytest.mark.full
+def test_a_dflash_head_learns_and_drafts(taught: Path, tmp_path: Path) -> None:
+    """A DFlash head's loss falls, its blocks are accepted, and its files can be read."""
+    train = replace(child.HEAD_STAGE, steps=40, learning_rate=1e-2, mesh=MeshConfig(data=1))
+    recipe = replace(
+        child.HEAD,
+        target=str(taught / "target"),
+        stages=(replace(child.HEAD.stages[0], train=train),),
+        head={"feature": "block", "layers": 1, "target_layers": (1,), "gamma": 3, "markov": 2},
+    )
+    save_head(tmp_path / "hf", *train_head(recipe, tmp_path, {"talk": taught / "talk"}), None)
+    lines = training.metrics(tmp_path / "head")
+    first, last = (np.mean([line["loss"] for line in part]) for part in (lines[:5], lines[-5:]))
+    assert last < 0.9 * first
+    assert np.mean([line["tokens_per_pass"] for line in lines[-5:]]) > 1
+    config, _ = load_head(tmp_path / "hf")
+    assert isinstance(config, DFlashConfig)
+    assert config.markov == 2
 
 
 def ended(_: Any, params: Any, *__: Any, **___: Any) -> Any:

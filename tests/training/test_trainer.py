@@ -87,7 +87,9 @@ def test_a_run_goes_on_with_the_batches_of_its_next_steps(tmp_path):
     straight = fit(STAGE, params(), loss_fn, batches, tmp_path / "straight")
     with pytest.raises(KeyboardInterrupt):
         fit(STAGE, params(), loss_fn, dies_at(5), tmp_path / "cut")
-    for file in (tmp_path / "cut" / "checkpoints").glob("*/data/metadata"):
+    files = [*(tmp_path / "cut" / "checkpoints").glob("*/data/metadata")]
+    assert files
+    for file in files:
         saved = json.loads(file.read_text())
         del saved["sum"]
         saved["processes"] = [{"next_index": int(file.parts[-3])}]
