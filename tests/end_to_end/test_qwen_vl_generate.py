@@ -170,7 +170,7 @@ def test_a_draft_with_its_own_tower(target, turns, tmp_path):
 
 @pytest.mark.parametrize("target", ["qwen2_5_vl"], indirect=True)
 def test_a_text_draft(target, turns, tmp_path):
-    """A text draft of the same words with fewer rows of padding; its positions are the slots."""
+    """A text draft of the same words, with fewer rows of padding, drafts at its own positions."""
     loaded = target[1]
     made = qwen_vl.text_model(loaded.config.text_config.model_type)
     made.save_pretrained(tmp_path)
