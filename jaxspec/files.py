@@ -151,7 +151,10 @@ def whole(path: Path) -> Iterator[Path]:
 
     Folders are made as needed. Raises InputError if the file cannot be written.
     """
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    writer = str(os.getpid())
+    if threading.current_thread() is not threading.main_thread():
+        writer += f"-{threading.get_ident()}"  # another thread may write the same file
+    fresh = path.with_name(f".{path.name}.{writer}.tmp")
     with writing(path), signals_raise():
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,15 @@ def test_a_file_that_is_not_finished_leaves_the_one_before(tmp_path: Path) -> No
     assert path.read_bytes() == "é\n".encode()
     write_text(path, "anew")
     assert path.read_text() == "anew"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_threads_write_one_file_whole(tmp_path: Path) -> None:
+    path = tmp_path / "caption.json"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: write_text(path, f"{number}" * 999), range(8 * 40)))
+    text = path.read_text()
+    assert text == text[: len(text) // 999] * 999
     assert list(tmp_path.iterdir()) == [path]
 
 

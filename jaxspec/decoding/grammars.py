@@ -92,7 +92,7 @@ class Grammar:
         with needing("response_format", "serve"):
             self._matcher = _matcher(encoder.tokenizer, tuple(eos), _compiled(form))
         self._size = len(encoder.tokenizer)
-        self._eos = frozenset(eos)
+        self._eos, self._ends = frozenset(eos), bool(encoder.stops)
         self._walks: dict[int, _Walk] = {}
         """Where each row of a batch is."""
         self._reasons, self._may_reason, self._marks = False, False, (-1, -1)
@@ -105,8 +105,8 @@ class Grammar:
     def mask(self, row: int, tokens: Sequence[int], words: int) -> np.ndarray:
         """Return the mask of the tokens that may follow, one bit each, as `words` words.
 
-        All may follow an EOS: what is drafted there is cut. Only an EOS may follow tokens behind
-        which no token of the vocabulary leads on.
+        All may follow an EOS that ends answers: what is drafted there is cut. Only an EOS may
+        follow another one, and tokens behind which no token of the vocabulary leads on.
         """
         answer, mask = self._after_reasoning(tokens), np.full(words, ALL)
         if answer is None:
@@ -114,7 +114,7 @@ class Grammar:
                 _set_bit(mask, token, False)
             return mask
         if not self._eos.isdisjoint(answer):
-            return mask
+            return mask if self._ends else self._only_eos(mask)
         if (walk := self._walks.get(row)) is None:  # a matcher is copied only once a row
             walk = self._walks[row] = _Walk(self._matcher, self._size)
         mask[:] = 0
@@ -122,9 +122,13 @@ class Grammar:
             mask[: len(bits)] = bits[:words]
         if self._may_reason and not tokens:
             _set_bit(mask, self._marks[0], True)
-        if not mask.any():
-            for token in self._eos:
-                _set_bit(mask, token, True)
+        return mask if mask.any() else self._only_eos(mask)
+
+    def _only_eos(self, mask: np.ndarray) -> np.ndarray:
+        """Return the mask with which only an EOS may follow."""
+        mask[:] = 0
+        for token in self._eos:
+            _set_bit(mask, token, True)
         return mask
 
     def _after_reasoning(self, tokens: Sequence[int]) -> Sequence[int] | None:
@@ -151,13 +155,20 @@ class _Walk:
     """Follow one answer, whose drafted tokens are often taken back."""
 
     def __init__(self, matcher: LLMatcher, size: int) -> None:
-        self.matcher, self.size = matcher.deep_copy(), size
+        self.start, self.size = matcher, size
+        self.begin()
+
+    def begin(self) -> None:
+        """Return to the beginning of the answer."""
+        self.matcher = self.start.deep_copy()
         self.tokens: list[int] = []
         self.mask: np.ndarray | None = None
         """Mask behind these tokens; None before it is asked for."""
 
     def to(self, tokens: Sequence[int]) -> np.ndarray | None:
         """Return the mask behind these tokens; None for tokens that are not of the form."""
+        if self.matcher.is_error():  # it stays so, though perhaps only a draft was too much
+            self.begin()
         same = min(len(self.tokens), len(tokens))
         if self.tokens[:same] != tokens[:same]:
             pairs = zip(self.tokens, tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ _KINDS: dict[Any, object] = {}
 
 _SPENT = [0.0]
 
+_LOCK = threading.Lock()  # another thread must not miss a program while it becomes the newest
+
 
 def compiled_ms() -> float:
     """Return the milliseconds that this process has spent on compiling or loading programs."""
@@ -73,19 +76,23 @@ def compiled_ms() -> float:
 def executable(step: Any, held: Held, *args: Any) -> Any:
     """Return `step` compiled for these arguments' shapes and JAX's settings, once for each."""
     key = (step, held.kind, _shapes(args), *jax.config.values.values())
-    compiled = EXECUTABLES.pop(key, None)
-    if compiled is None:
-        if crowded():
+    with _LOCK:
+        if (compiled := EXECUTABLES.pop(key, None)) is not None:
+            EXECUTABLES[key] = compiled
+            return compiled
+        if is_full := crowded():
             for oldest in list(EXECUTABLES)[: math.ceil(len(EXECUTABLES) / 4)]:
                 del EXECUTABLES[oldest]
-            jax.clear_caches()  # they hold the programs too
-            gc.collect()
-        start, options = time.perf_counter(), getattr(held.program, "compiler_options", None)
-        with on_mesh(held.mesh), usual_settings():
-            lowered = step.lower(held.program, held.params, *args)
-            compiled = lowered.compile(compiler_options=options)
+    if is_full:
+        jax.clear_caches()  # they hold the programs too
+        gc.collect()
+    start, options = time.perf_counter(), getattr(held.program, "compiler_options", None)
+    with on_mesh(held.mesh), usual_settings():
+        lowered = step.lower(held.program, held.params, *args)
+        compiled = lowered.compile(compiler_options=options)
+    with _LOCK:
         _SPENT[0] += 1e3 * (time.perf_counter() - start)
-    EXECUTABLES[key] = compiled
+        EXECUTABLES[key] = compiled
     return compiled
 
 

@@ -206,6 +206,10 @@ class CollaborationConfig(Batching):
         combination = self.combination
         if isinstance(combination, str):
             combination = parse_combination(combination, models)
+        if not all(hasattr(combination, name) for name in ("soft", "best")):
+            raise InputError(
+                f"combination: {combination!r:.60}; give a text, as 'weighted:0.6,0.4'"
+            )
         return combination, tuple(self.gammas or (1,) * models)
 
 

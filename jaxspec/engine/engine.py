@@ -116,7 +116,9 @@ class Engine:
         """
         config = EngineConfig(**options)
         loaded = LoadedModel.load(target, dtype, mesh=mesh, weights=target_weights)
-        names = [draft] if isinstance(draft, str | Path) else draft or ()
+        names: Any = () if draft is None else draft
+        if isinstance(names, str | Path) or not isinstance(names, Iterable):
+            names = [names]
         drafts = [load_draft(name, loaded, dtype, weights=draft_weights) for name in names]
         return cls(loaded, drafts, config)
 

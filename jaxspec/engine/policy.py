@@ -11,7 +11,8 @@ idle first reads what other plans wrote. So its first few blocks say nothing of 
 The plan of the highest rate decodes. A plan that may be better is tried for a few tokens, as long
 as all trials have lost at most 2 % of the time. Compiling a program and running it first, which
 took up to ten times as long as later, says nothing about a plan, and may take another 5 % of the
-time.
+time. A run that the machine stalls must not decide for good: the middle of the newest three counts,
+plain decoding is measured twice before all else, and what one run says is doubted more and more.
 
 Rates are guesses, and plain decoding needs none. So a draft must promise 5 % more than it. What
 drafting loses to it after all is a debt, which gains pay back, and 2 % of the time. The larger the
@@ -25,13 +26,15 @@ import hashlib
 import json
 import math
 import os
+import threading
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -63,9 +66,15 @@ UNREAD = 4
 """Tokens for each block of a run that its sources may have to read first, if it is to say what a
 block costs."""
 STALE = 100
-"""Blocks of other plans after which a plan's milliseconds are doubted: they may be half of it."""
+"""Blocks of other plans after which a plan's milliseconds are doubted: they may be half of it. If
+only one run has measured them, they may be a third after twice as many blocks, and so on."""
+SLOWEST = 10.0
+"""Times as long as known that a run's blocks may take: the machine was busy for the rest."""
 HOPE = 0.3
 """Share of its misses that a source may not have on another text, for all that is known."""
+
+Args = ParamSpec("Args")
+Made = TypeVar("Made")
 
 
 class Choice(NamedTuple):
@@ -90,6 +99,19 @@ class Gain(NamedTuple):
     """Blocks that other sources would have drafted."""
     unread: int = 0
     """Tokens that other plans wrote, and that the run's sources had to read before it."""
+
+
+def _in_turn(
+    method: Callable[Concatenate[Policy, Args], Made],
+) -> Callable[Concatenate[Policy, Args], Made]:
+    """Return a policy's method that one thread at a time may call."""
+
+    @wraps(method)
+    def call(policy: Policy, *args: Args.args, **options: Args.kwargs) -> Made:
+        with policy.lock:
+            return method(policy, *args, **options)
+
+    return call
 
 
 @dataclass
@@ -127,6 +149,8 @@ class Policy:
     """Milliseconds by which trials took longer than the best plan would have."""
     debt: float = 0.0
     """Blocks of plain decoding in the time that drafts lost to it and have not paid back."""
+    lock: Any = field(default_factory=threading.RLock, repr=False, compare=False)
+    """Lock for the threads that decode with one engine."""
 
     def __post_init__(self) -> None:
         self.places = max(plan.gamma for plan in self.plans)
@@ -138,6 +162,7 @@ class Policy:
                 if all(0 < ms < math.inf for ms in costs.values()):
                     self.earlier = costs
 
+    @_in_turn
     def choose(self, requests: Iterable[Beliefs], sizes: str, program: Hashable) -> Choice:
         """Choose the next run.
 
@@ -148,7 +173,9 @@ class Policy:
         """
         rows, numbers = list(requests) or [{}], range(len(self.plans))
         known = {i: ms for i in numbers if (ms := self.cost(i, sizes)) is not None}
-        if 0 not in known:  # what a program's first run takes says nothing
+        key = f"{self.plans[0].name}|{sizes}"
+        # What a program's first run takes says nothing, and a single run may have been stalled.
+        if 0 not in known or (len(self.costs.get(key, ())) == 1 and key not in self.earlier):
             return Choice(0, 2 * TRIAL if (0, program) in self.compiled else 1, False)
         # What was never measured may cost no more than plain decoding, for all that is known.
         costs = [known.get(i, known[0]) for i in numbers]
@@ -164,7 +191,7 @@ class Policy:
             loss = blocks * ms * max(0.0, 1 - rates[i] / rates[best])
             if not (more or i in compiled):
                 continue
-            doubt = 2 if self.blocks - self.measured_at.get(i, 0) > STALE else 1
+            doubt = self.doubt(i, sizes)
             hope = doubt * self.tokens(i, rows, HOPE) / ms
             if i != best and hope > rates[best] and self.lost + loss <= BUDGET * self.spent:
                 hopes[i] = hope
@@ -177,6 +204,7 @@ class Policy:
             stretch = max(trial, min(stretch, round(shown)))
         return Choice(best, stretch, False)
 
+    @_in_turn
     def observe(
         self,
         choice: Choice,
@@ -192,17 +220,21 @@ class Policy:
         """
         plan = self.plans[choice.plan]
         blocks = max((int(gain.stats.steps) for gain in gains), default=0)
+        usual = self.cost(choice.plan, sizes) or self.cost(0, sizes)
+        first = (choice.plan, program) not in self.compiled
+        if usual and blocks and not first:
+            ms = min(ms, SLOWEST * blocks * usual)
         self.spent += ms
-        if first := (choice.plan, program) not in self.compiled:
-            self.compiled.add((choice.plan, program))
+        if first:
             blocks_ms = blocks * (self.cost(choice.plan, sizes) or ms / max(blocks, 1))
             self.first_ms = compiled_ms + max(0.0, ms - blocks_ms)
             self.once += self.first_ms if choice.trial else 0.0
-        if not blocks:
+        if not blocks:  # the next run is the first one
             return
+        self.compiled.add((choice.plan, program))
         self.blocks += blocks
         if first:  # what is lost beside blocks is counted in `once`
-            ms = blocks * (self.cost(choice.plan, sizes) or self.cost(0, sizes) or ms / blocks)
+            ms = blocks * (usual or ms / blocks)
         else:
             most = self.cost(choice.plan, sizes) or math.inf
             if ms / blocks < most or max(gain.unread for gain in gains) <= UNREAD * blocks:
@@ -226,6 +258,7 @@ class Policy:
             rate = max(self.tokens(i, rows) / cost for i, cost in costs.items() if cost)
             self.lost += max(0.0, ms - gained * len(gains) / rate)
 
+    @_in_turn
     def measured(self, i: int, sizes: str, ms: float) -> None:
         """Note the milliseconds of a block."""
         self.measured_at[i] = self.blocks
@@ -239,6 +272,12 @@ class Policy:
             costs = {key: round(ms, 4) for key, ms in (self.earlier | middle).items()}
             with suppress(InputError):
                 write_text(self.file, json.dumps(costs, indent=1))
+
+    def doubt(self, i: int, sizes: str) -> int:
+        """Return how many times as fast as it was measured a plan may be by now."""
+        ages = max(self.blocks - self.measured_at.get(i, 0) - 1, 0) // STALE
+        once = len(self.costs.get(f"{self.plans[i].name}|{sizes}", ())) < 2
+        return 1 + (ages if once else min(ages, 1))
 
     def cost(self, i: int, sizes: str) -> float | None:
         """Return the milliseconds of a plan's block.
@@ -269,6 +308,7 @@ class Policy:
         chances = (beliefs.get(plan.drafting, self.none).chances(prior) for beliefs in rows)
         return sum(1 + float(np.cumprod(each[: plan.gamma]).sum()) for each in chances)
 
+    @_in_turn
     def gained(self, uses: Mapping[str, Use]) -> str:
         """Return what the plans of an answer gained over plain decoding, as measured."""
         plain = self.cost(0, next(reversed(self.sizes), ""))
@@ -279,6 +319,7 @@ class Policy:
         parts = (f"{name} {use.tokens}" for name, use in uses.items() if use.tokens)
         return f"{tokens * plain / used:.2f} x plain decoding (tokens: {', '.join(parts)})"
 
+    @_in_turn
     def report(self) -> str:
         """Return a line for each size of a batch: what blocks cost, and from where on they pay."""
         lines = []
@@ -297,9 +338,9 @@ class Policy:
 
 
 def cost_file(plans: Sequence[Plan], held: Held) -> Path | None:
-    """Return the file of the costs of plans on this device; None if programs are not kept."""
+    """Return the file of the costs of plans on this device; None without a folder of programs."""
     folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if not folder:
+    if not folder or "://" in folder:
         return None
     device = jax.devices()[0]
     weights = Counter[str]()

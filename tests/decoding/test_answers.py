@@ -243,7 +243,9 @@ def test_a_session_reads_images_of_later_turns(family: str) -> None:
     tiny.check_session(engine, list(zip(("What?", "This?", "So?", "Why?"), pages)), 8)
 
 
-def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel) -> None:
+def test_wrong_arguments_are_one_line(
+    target: LoadedModel, draft: LoadedModel, pair: tuple[Path, Path]
+) -> None:
     engine, together, page = Engine(target), CollaborationConfig(), tiny.page()
     head = tiny.head_of(target)
     closed = Image.fromarray(page)
@@ -268,6 +270,7 @@ def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel) -
         ("requests: a int; give a Request", lambda: engine.warmup(5)),
         ("suppress_tokens: token 999; give ids", lambda: asked(suppress_tokens=[999])),
         ("default_proposer: '0' of 2 models; give 0 to 1", lambda: pairing(default_proposer="0")),
+        ("combination: 0.5; give a text, as 'wei", lambda: pairing(combination=0.5)),
         ("weights: '0.5'; give a tuple of numbers", lambda: weighted(weights="0.5")),
         (
             "weighting adaboost: errors 0.2/0.3/0.4 are 3 for 2 views; give one for each",
@@ -278,6 +281,10 @@ def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel) -
         ("tokens: [1.5]; give the token ids", lambda: engine.logprobs("Hi", [1.5])),
         ("model: 'four'; give a whole number, 1 or more", lambda: make_mesh("four")),
         ("checkpoint: 4; give a directory's name", lambda: Engine.from_pretrained(4)),
+        (
+            "checkpoint: LoadedModel(",
+            lambda: Engine.from_pretrained(pair[0], draft=draft),  # pyright: ignore
+        ),
     ]
 
     def asked(**options: Any) -> Any:

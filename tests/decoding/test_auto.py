@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,9 +18,10 @@ from jaxspec.decoding.sources.lookup import Lookup
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.engine.batches import batcher
 from jaxspec.engine.batches.pace import Pace
+from jaxspec.engine.compile_cache import Held
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.engine.evidence import Progress, Shadow
-from jaxspec.engine.policy import BUDGET, DEBT, STALE, Choice, Gain, Policy
+from jaxspec.engine.policy import BUDGET, DEBT, STALE, Choice, Gain, Policy, cost_file
 from jaxspec.errors import InputError
 from jaxspec.sharding import make_mesh
 from tests import tiny
@@ -179,13 +183,19 @@ MS = 10.0, 11.0, 14.0, 16.0
 
 
 def learned(
-    policy: Policy, chances: dict[tuple[int, ...], float], tokens: int, slow: float = 1.0
+    policy: Policy,
+    chances: dict[tuple[int, ...], float],
+    tokens: int,
+    slow: float = 1.0,
+    stall: tuple[int, float] = (-1, 1.0),
 ) -> list[str]:
     """Return the plans that decode a request of these chances of acceptance, in order.
 
-    slow: How much longer three of ten runs of a draft take than the others.
+    Args:
+      slow: How much longer three of ten runs of a draft take than the others.
+      stall: Number of a run, and how much longer it takes.
     """
-    beliefs, names, rng, done = {}, [], np.random.default_rng(0), 0
+    beliefs, names, rng, done, run = {}, [], np.random.default_rng(0), 0, 0
     while done < tokens:
         choice = policy.choose([beliefs], "1x64", "")
         plan, before, blocks = policy.plans[choice.plan], done, 0
@@ -198,6 +208,7 @@ def learned(
             blocks, done = blocks + 1, done + 1 + count
         stats = DecodeStats(blocks, done - before, drafted, accepted, None)  # pyright: ignore
         ms = blocks * MS[choice.plan] * (slow if choice.plan and rng.random() < 0.3 else 1)
+        ms, run = ms * (stall[1] if run == stall[0] else 1), run + 1
         policy.observe(choice, "1x64", "", ms, 0.0, [Gain(beliefs, stats)])
         names += [plan.name] * blocks
     return names
@@ -240,7 +251,7 @@ def test_what_lookup_would_draft_needs_no_trial(text: list[int], best: str) -> N
     plans = [SimpleNamespace(**vars(plan), foreseen=lambda *_: None) for plan in PLANS[:2]]
     plans[1].foreseen = Lookup(len(text)).foreseen
     policy, zeros = Policy(plans), np.zeros(7, int)  # pyright: ignore
-    for plan, ms in enumerate(MS[:2]):
+    for plan, ms in 2 * [*enumerate(MS[:2])]:
         policy.measured(plan, "1x64", ms)
     pace = Pace(policy, plans)  # pyright: ignore
     for end in range(20, 181, 16):
@@ -279,6 +290,38 @@ def test_drafts_lose_little_though_most_of_their_runs_promise_gains() -> None:
     assert policy.spent / MS[0] <= (1 + BUDGET) * tokens + 2 * DEBT
 
 
+@pytest.mark.parametrize(("run", "longer"), [(1, 10.0), (7, 10.0), (4, 1000.0), (8, 1000.0)])
+def test_a_run_that_the_machine_stalls_decides_nothing_for_good(run: int, longer: float) -> None:
+    """A run that took far longer, whatever it was of, is forgotten: later the best plan decodes."""
+    texts = {
+        "head 2": {(1,): 0.05, (0,): 0.8, (0, 1): 0.6},
+        "plain": {(1,): 0.02, (0,): 0.05, (0, 1): 0.05},
+    }
+    for best, chances in texts.items():
+        names = learned(Policy(PLANS), chances, 8000, stall=(run, longer))
+        assert rate(chances, names[-1000:]) > 0.85 * rate(chances, [best]), best
+
+
+def test_threads_share_a_policy() -> None:
+    """Threads that decode with one engine, and are switched often, learn of new sizes at once."""
+    policy, before = Policy(PLANS), sys.getswitchinterval()
+
+    def decode(thread: int) -> None:
+        for size in range(16):
+            for plan in range(len(PLANS)):
+                policy.measured(plan, f"{thread}x{size}", 1.0)
+            policy.choose([{}], f"{thread}x{size}", "")
+            policy.report()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(decode, range(4)))
+    finally:
+        sys.setswitchinterval(before)
+    assert len(policy.sizes) == 64
+
+
 @pytest.mark.parametrize(("spent", "tried"), [(500.0, False), (800.0, True)])
 def test_a_trial_may_lose_what_its_expected_blocks_take(spent: float, tried: bool) -> None:
     """A trial is made only if what its blocks are expected to lose is at most 2 % of the time
@@ -289,14 +332,17 @@ def test_a_trial_may_lose_what_its_expected_blocks_take(spent: float, tried: boo
     policy = Policy([PLANS[0], PLANS[2]], spent=spent)
     for plan, ms in enumerate((10.0, 30.0)):
         policy.measured(plan, "1x64", ms)
+        policy.measured(plan, "1x64", ms)
         policy.compiled.add((plan, ""))
     policy.blocks = STALE + 1
     assert policy.choose([{}], "1x64", "").trial is tried
 
 
 def test_a_programs_first_run_is_no_measurement() -> None:
-    policy, beliefs = Policy(PLANS), [{}]
-    for compiled_ms, plan in ((900.0, 0), (0.0, 0), (900.0, 1), (0.0, 1)):
+    policy, beliefs, zeros = Policy(PLANS), [{}], np.zeros(7, int)
+    nothing = Gain({}, DecodeStats(0, 0, zeros, zeros, None))  # pyright: ignore
+    policy.observe(Choice(0, 1, False), "1x64", "", 1.0, 900.0, [nothing])  # an answer of one token
+    for compiled_ms, plan in ((900.0, 0), (0.0, 0), (0.0, 0), (900.0, 1), (0.0, 1)):
         choice = policy.choose(beliefs, "1x64", "")
         assert choice.plan == plan
         ms = (10 if compiled_ms else 1) * MS[plan]
@@ -405,6 +451,17 @@ def test_costs_outlive_the_process(tmp_path: Path) -> None:
     ):
         file.write_text(text)
         assert Policy(PLANS, file).cost(0, "1x64") is None
+
+
+def test_costs_are_kept_in_folders_only() -> None:
+    """Costs are kept where programs are, except in a bucket, whose address is no folder."""
+    setting, before = "jax_compilation_cache_dir", jax.config.values["jax_compilation_cache_dir"]
+    try:
+        for folder, kept in (("programs", True), ("gs://bucket/programs", False), (None, False)):
+            jax.config.update(setting, folder)
+            assert (cost_file(PLANS, Held("", None, {})) is not None) == kept
+    finally:
+        jax.config.update(setting, before)
 
 
 def test_warmup_says_what_plans_cost(

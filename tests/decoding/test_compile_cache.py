@@ -15,7 +15,7 @@ import pytest
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.engine import compile_cache
-from jaxspec.engine.compile_cache import Held
+from jaxspec.engine.compile_cache import Held, executable
 from jaxspec.sharding import make_mesh
 from tests import tiny
 
@@ -92,3 +92,32 @@ def test_threads_that_ask_at_once_get_programs_of_their_own() -> None:
     finally:
         sys.setswitchinterval(before)
     assert len(set(map(id, kinds))) == len(shapes)
+
+
+class Step:
+    """Count how often a program is compiled."""
+
+    compiled = 0
+
+    def lower(self, *_: Any) -> Step:
+        return self
+
+    def compile(self, **_: Any) -> str:
+        self.compiled += 1
+        return "program"
+
+
+def test_threads_run_one_program_without_compiling_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program that one thread runs is there for the others too, although it becomes the newest."""
+    monkeypatch.setattr(compile_cache, "EXECUTABLES", {})
+    step, held, before = Step(), Held("program", None, {}), sys.getswitchinterval()
+    executable(step, held)
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert {*pool.map(lambda _: executable(step, held), range(2000))} == {"program"}
+    finally:
+        sys.setswitchinterval(before)
+    assert step.compiled == 1

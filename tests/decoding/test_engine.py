@@ -22,6 +22,7 @@ from jaxspec.checkpoints.generation import read_generation_settings
 from jaxspec.config import text_config
 from jaxspec.data.images import Picture, StoredImage
 from jaxspec.engine import compile_cache
+from jaxspec.engine.batches.batch import Batch
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.publishing.export import export
@@ -90,6 +91,8 @@ def test_a_row_that_is_done_takes_in_the_next_request(
     # prefill of all rows, and of as many as are refilled at once, insertion, and decoding
     assert len(compiled) == 4
     assert {result.batch for result in together} == {11}
+    read = engine.batcher.read(requests)
+    assert len([*Batch(engine.batcher, read).answers(read)]) == 1  # at pauses nobody reads them
     for request, result in zip(requests, together, strict=True):
         (alone,) = engine.generate([request])
         assert (alone.tokens, alone.trace) == (result.tokens, result.trace)

@@ -54,6 +54,15 @@ def test_tokens_of_choices_may_follow_and_nothing_else() -> None:
         assert allowed(grammar.mask(row, [*ids("yes"), EOS, 7], WORDS)) == everything
 
 
+def test_a_draft_on_which_the_matcher_fails_changes_no_later_mask() -> None:
+    grammar = Grammar({"type": "choice", "choice": CHOICES}, ENCODER, PROMPT)
+    assert allowed(grammar.mask(0, ids("y"), WORDS)) == {*ids("e")}
+    matcher = grammar._walks[0].matcher
+    matcher.consume_tokens(ids("z"))
+    assert matcher.is_error()
+    assert allowed(grammar.mask(0, ids("ye"), WORDS)) == {*ids("s")}
+
+
 @pytest.mark.parametrize(
     ("form", "texts"),
     [
@@ -101,6 +110,13 @@ def test_an_answer_ends_where_no_token_leads_on() -> None:
     assert allowed(grammar.mask(0, ids("bx"), WORDS)) == {EOS}
     assert grammar.is_whole([*ids("a"), EOS])
     assert not grammar.is_whole([*ids("b"), EOS])
+
+
+def test_nothing_follows_an_answer_that_no_token_ends() -> None:
+    """Only an EOS follows another one of a model whose answers end at their limit only."""
+    grammar = Grammar({"type": "choice", "choice": ["a"]}, PromptEncoder(TOKENIZER), PROMPT)
+    for answer in (ids("a"), [*ids("a"), EOS], [*ids("a"), EOS, EOS]):
+        assert allowed(grammar.mask(0, answer, WORDS)) == {EOS}
 
 
 @pytest.mark.parametrize(("template", "opens"), [("", False), (ALWAYS, True)])

@@ -195,6 +195,15 @@ def test_a_request_that_does_not_fit_is_refused(
     assert not batch.busy
 
 
+def test_a_drawn_answer_joins_a_batch_whose_examples_are_greedy(target: LoadedModel) -> None:
+    engine = Engine(target, config=EngineConfig(batch_size=2))
+    greedy = Request("What is it?", NEW)
+    drawn = replace(greedy, temperature=1.0, seed=3)
+    asked = [greedy, drawn]
+    results = tiny.run_live(engine.live([greedy]), dict(enumerate(engine.batcher.read(asked))))
+    assert tiny.tokens(results[i] for i in (0, 1)) == tiny.tokens(engine.generate(asked))
+
+
 def test_the_rest_are_read_step_by_step_once_the_longest_has_left(target: LoadedModel) -> None:
     engine = Engine(target, config=EngineConfig(batch_size=2))
     request = Request("What is it?", NEW, min_new_tokens=NEW)

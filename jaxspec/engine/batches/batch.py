@@ -133,11 +133,11 @@ class Batch:
     def kind(self) -> Kind:
         """Return the kind of the loop's next run.
 
-        A live batch compiles loops with grammars when a request first needs them.
+        A live batch compiles loops that no example needed when a request first needs them.
         """
         needed = Kind.of(self.requests)
         others = needed._replace(guided=False)
-        kind = next(kind for kind in self.kinds if kind.serves(others))
+        kind = next((kind for kind in self.kinds if kind.serves(others)), others)
         return kind._replace(guided=kind.guided or needed.guided)
 
     @property
@@ -168,13 +168,15 @@ class Batch:
 
         The text of an answer so far is what no later token changes.
 
-        stride: Number of tokens between two pauses; None pauses only where the batch must.
+        stride: Number of tokens between two pauses; None yields only the whole answers.
         """
         waiting, results = dict(enumerate(requests)), dict[int, Result]()
         while waiting or self.busy:
             self.join(waiting)
             self.decode(stride, self.few if waiting else self.rows)
             results |= self.results()
+            if stride is None and (waiting or self.busy):
+                continue  # for many requests, lists of the answers so far would fill the memory
             times: dict[str, Any] = {"prefill_ms": self.prefill_ms, "decode_ms": self.decode_ms}
             times |= {"batch": len(requests), "compile_ms": compiled_ms() - self.compiled}
             yield [replace(results[i], **times) for i in sorted(results)]
@@ -316,15 +318,13 @@ class Batch:
         rows = min(self.width - len(self.busy) + ended, self.width)
         count, earlier = min(self.full(self.form), self.longest + stride), compiled_ms()
         self.run_ms = self.run(kind, held, rows, count)
-        compiled = compiled_ms() - earlier
         self.decode_ms += self.run_ms
         self.read()
         if self.pace is not None:
-            self.pace.learn(self.run_ms, compiled, self.written.progress(busy))
+            self.pace.learn(self.run_ms, compiled_ms() - earlier, self.written.progress(busy))
 
     def run(self, kind: Kind, held: Held, rows: int, count: int) -> float:
-        """Run the loop until so many rows are done, or until an answer has `count` tokens; return
-        its milliseconds."""
+        """Run the loop until `rows` are done or an answer has `count` tokens; return its ms."""
         state = self.state
         pause: Any = np.asarray([rows, count], np.int32)
         self.state, ms = timed(run_decode, held, *self.read_by(kind), Pause(*pause))
