@@ -71,10 +71,10 @@ def forget_trial(path: Path) -> None:
     with writing(path):
         for end in ("", *_BESIDE):
             leftover = path.with_name(path.name + end)
-            if leftover.is_dir():
-                shutil.rmtree(leftover)
-            else:
-                leftover.unlink(missing_ok=True)
+            while leftover.is_dir():
+                with suppress(FileNotFoundError):  # other processes of a trial remove it too
+                    shutil.rmtree(leftover)
+            leftover.unlink(missing_ok=True)
 
 
 def lacking_files(files: Iterable[Path]) -> str:

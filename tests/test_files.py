@@ -259,6 +259,24 @@ def test_trials_keep_to_a_folder_of_their_own(
     assert sorted(os.listdir("runs/data")) == sorted(own + others)
 
 
+def test_processes_of_a_trial_may_remove_its_leftovers_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place, remove = trial_of(Path("runs/mix")), shutil.rmtree
+
+    def remove_next_to_another(path: Path) -> None:
+        first = next(path.iterdir(), None)
+        remove(path / "a") if first else remove(path)
+        if first:
+            raise FileNotFoundError(first)
+
+    monkeypatch.setattr("jaxspec.files.shutil.rmtree", remove_next_to_another)
+    (place / "a").mkdir(parents=True)
+    forget_trial(place)
+    assert not place.exists()
+
+
 WRITER = """
 import signal, sys
 from pathlib import Path

@@ -22,7 +22,7 @@ from etils import epath
 
 from jaxspec.checkpoints.orbax import forget
 from jaxspec.cli.options import run_script
-from jaxspec.cluster import join_cluster, process
+from jaxspec.cluster import join_cluster, on_first, process
 from jaxspec.data.prepared import Prepared, data_folder, prepare
 from jaxspec.engine.config import LENGTH
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
@@ -89,7 +89,9 @@ class Options(Placement):
 
 
 def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
-    """Answer the questions; prepare the whole when all are answered, and return its folder."""
+    """Answer the questions; prepare the whole when all are answered, and return its folder, which
+    the first process writes.
+    """
     shard = _shard(options.shard)
     join_cluster(options.cluster)
     source = named(options.data) or Prepared(local_path(options.data))
@@ -138,33 +140,37 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     target = LoadedModel.load(options.target, precision, mesh=options.mesh(options.batch_size))
     drafts = [load_draft(name, target, precision) for name in options.draft]
     done = regenerate(Engine(target, drafts, config), source, work, folder, shard)
-    if process()[0] > 0:
-        return None
-    if shard[0] > 0 or done < work.chunks:
-        print(
-            f"{done} of {work.chunks} chunks are there; when all are, run shard 0 again to "
-            f"prepare {options.name}"
+
+    def prepare_all() -> Path | None:
+        """Prepare the whole when all are answered."""
+        if shard[0] > 0 or done < work.chunks:
+            print(
+                f"{done} of {work.chunks} chunks are there; when all are, run shard 0 again to "
+                f"prepare {options.name}"
+            )
+            return None
+        if prepared.exists():
+            print(f"{prepared} holds these answers already")
+            return prepared
+        lost, summary = losses(work, folder)
+        answered = regenerated(source, work, folder, options.keep_cut)
+        prepare(
+            options.name,
+            options.out,
+            answered,
+            metadata=lambda: vars(work) | lost | {"keep_cut": options.keep_cut},
+            lost=lambda: summary,
         )
-        return None
-    if prepared.exists():
-        print(f"{prepared} holds these answers already")
+        where = "with" if options.keep_cut else "before"
+        print(
+            f"wrote {prepared}; {lost['cut']} conversations end {where} an answer of over "
+            f"{work.max_new_tokens} tokens, {lost['refused']} before a question that the target "
+            f"cannot be asked (reasons are in {folder})"
+        )
         return prepared
-    lost, summary = losses(work, folder)
-    answered = regenerated(source, work, folder, options.keep_cut)
-    prepare(
-        options.name,
-        options.out,
-        answered,
-        metadata=lambda: vars(work) | lost | {"keep_cut": options.keep_cut},
-        lost=lambda: summary,
-    )
-    where = "with" if options.keep_cut else "before"
-    print(
-        f"wrote {prepared}; {lost['cut']} conversations end {where} an answer of over "
-        f"{work.max_new_tokens} tokens, {lost['refused']} before a question that the target cannot "
-        f"be asked (reasons are in {folder})"
-    )
-    return prepared
+
+    # The others wait: JAX ends a process whose peers have left for five minutes.
+    return on_first(prepare_all)
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -23,8 +23,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.adapters import save_adapter
 from jaxspec.checkpoints.directories import read_config
@@ -155,6 +153,9 @@ def main(args: Sequence[str] | None = None) -> Path | None:
     repository, terms = destination(recipe, options)
     parts = tuple(recipes) if len(recipes) > 1 else ()
     runs, out = begin(runs, options.out, options.cluster, options.debug, parts)
+    if options.debug:  # the batch of a trial depends on the devices of all processes
+        recipes = {name: shortened(each) for name, each in recipes.items()}
+        recipe, *_ = recipes.values()
     places = {name: out / name for name in parts} or {ALONE: out}
     checkpoints = [stage.train.checkpoints for stage in recipe.stages if options.debug]
     tried = list(filter(None, checkpoints))
@@ -188,7 +189,8 @@ def main(args: Sequence[str] | None = None) -> Path | None:
 
     if options.dry_run:
         return None
-    if jax.process_index() == 0:
+
+    def finish() -> None:
         write()
         print(*(f"wrote {place}" for place in places.values()), sep="\n")
         if repository is not None:
@@ -200,7 +202,10 @@ def main(args: Sequence[str] | None = None) -> Path | None:
                 card_target = Target(name, read_config(out))
             export(out, repository.folder, target=card_target, options=overwritten, terms=terms)
             print(push(repository.folder, repository))
-    on_first(lambda: [forget(path) for path in tried])
+        for path in tried:
+            forget(path)
+
+    on_first(finish)
     return out
 
 
@@ -225,6 +230,12 @@ def parse_all(args: Sequence[str]) -> tuple[dict[str, Recipe | HeadRecipe], Any]
     if several and common.push is not None:
         raise InputError(f"--push {common.push}: works only with one recipe; leave it out")
     return {Path(name).stem: recipe for name, (recipe, _) in parsed.items()}, common
+
+
+def shortened(recipe: Recipe | HeadRecipe) -> Recipe | HeadRecipe:
+    """Return the recipe with the stages of a trial."""
+    stages = [replace(stage, train=stage.train.shortened()) for stage in recipe.stages]
+    return replace(recipe, stages=tuple(stages))
 
 
 def destination(
@@ -299,8 +310,6 @@ def parse(
         }
         changed["chosen"] = tuple(name for name in vars(parsed.head) if name in names)
     stages = tuple(replace(stage, train=getattr(parsed, stage.name)) for stage in recipe.stages)
-    if options.debug:
-        stages = tuple(replace(stage, train=stage.train.shortened()) for stage in stages)
     return replace(recipe, stages=stages, **changed), options  # type: ignore[return-value]
 
 

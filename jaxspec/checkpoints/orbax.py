@@ -13,6 +13,7 @@ import itertools
 import json
 import logging
 import sys
+import time
 import traceback
 import zlib
 from collections.abc import Iterator
@@ -29,11 +30,14 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import LatestN
 
+from jaxspec.cluster import in_all
 from jaxspec.errors import InputError
 from jaxspec.files import WriteError, writing
 from jaxspec.typing import Array
 
 State = TypeVar("State")
+SHOWN = 60.0
+"""Seconds after which a network file system shows a new folder to all machines."""
 
 # Orbax's threads print a traceback of every error that they raise, and lines for files that it does
 # not need; here one InputError says it.
@@ -69,7 +73,8 @@ class Checkpoints:
       keep: Number of newest steps to keep; an older one is removed after a newer one is whole.
       run: Everything that decides the result, for JSON; it is saved with every step.
 
-    Raises WriteError where the directory cannot be written, at once or at the end of a write.
+    Raises WriteError where the directory cannot be written, at once or at the end of a write, and
+    InputError where a process does not see it.
     """
 
     def __init__(self, directory: Path | str, keep: int = 2, run: Any = None) -> None:
@@ -82,6 +87,7 @@ class Checkpoints:
         _silence_closed_loops()
         with self._writing():
             self._manager = ocp.CheckpointManager(self._directory, options=options)
+        self._check_shared()
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -139,6 +145,25 @@ class Checkpoints:
             why = f"step {step} cannot be read ({reason}), nor any before it"
             raise InputError(f"{self._directory}: {why}; train in another directory")
         return state
+
+    def _check_shared(self) -> None:
+        """Raise InputError where a process does not see the folder that the first has made.
+
+        Each would write its part into a folder of its own, and no checkpoint could be read.
+        """
+
+        def sees() -> bool:
+            end = time.monotonic() + SHOWN
+            while not (seen := self._directory.exists()) and time.monotonic() < end:
+                time.sleep(1)
+            return seen
+
+        for number, seen in enumerate(in_all(sees)):
+            if not seen:
+                raise InputError(
+                    f"{self._directory}: process {number} does not see this folder; give all "
+                    "processes one folder, or an address such as gs://bucket/run, as checkpoints"
+                )
 
     def _steps(self) -> list[int]:
         """Return all steps that have a folder, the newest first."""

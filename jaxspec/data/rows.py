@@ -63,7 +63,8 @@ def rows_and_errors(
       only: Column and value of the wanted rows; row groups of parquet without any are skipped.
     """
     if str(path).startswith(TFDS):
-        yield from (DataRow(*record, None) for record in tfds_records(str(path)))
+        for record in tfds_records(str(path)):
+            yield record if isinstance(record, InputError) else DataRow(*record, None)
     else:
         for file in _files(path):
             yield from _file_rows(file, columns, only)

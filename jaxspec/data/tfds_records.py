@@ -16,10 +16,11 @@ _PREPARED = {"images", "sizes", "turns"}
 _NAME_AND_SPLIT = re.compile(r"(.*?)(?:@([^@/]+))?")
 
 
-def tfds_records(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def tfds_records(address: str) -> Iterator[tuple[str, dict[str, Any]] | InputError]:
     """Yield origin and values of a TFDS data set's records.
 
-    Records of `train.prepare` get the columns of your own sets (`jaxspec/data/samples.py`).
+    A record that cannot be read is an InputError in its place. Records of `train.prepare` get the
+    columns of your own sets (`jaxspec/data/samples.py`).
     """
     with needing(f"data {address}", "train"):
         import tensorflow_datasets as tfds
@@ -40,15 +41,25 @@ def tfds_records(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
         records: Any = builder.as_data_source(split or splits[0])
     for number in range(len(records)):
         origin = f"{address} record {number + 1}"
-        with reading(f"data {origin}: cannot be read", "mend the record"):
-            record = records[number]
-            values = {key: _plain(value) for key, value in record.items()}
-            if values.keys() >= _PREPARED:
-                turns = values["turns"]
-                images = [{"bytes": image} for image in images_of(records, number, record)]
-                answers = {"reference": turns["answer"], "images": images}
-                values |= {"turns": turns["question"], **answers}
-        yield origin, values
+        try:
+            with reading(f"data {origin}: cannot be read", "mend the record"):
+                values = _values_of(records, number)
+        except InputError as error:
+            yield error
+        else:
+            yield origin, values
+
+
+def _values_of(records: Any, number: int) -> dict[str, Any]:
+    """Return the values of a record by column."""
+    record = records[number]
+    values = {key: _plain(value) for key, value in record.items()}
+    if values.keys() >= _PREPARED:
+        turns = values["turns"]
+        images = [{"bytes": image} for image in images_of(records, number, record)]
+        answers = {"reference": turns["answer"], "images": images}
+        values |= {"turns": turns["question"], **answers}
+    return values
 
 
 def images_of(records: Any, index: int, record: Mapping[str, Any]) -> list[bytes]:

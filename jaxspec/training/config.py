@@ -20,8 +20,8 @@ class MeshConfig:
     """Set the number of devices on each axis of the mesh; see `jaxspec.sharding`."""
 
     data: int | None = None
-    """Copies of the model, each with its own samples; by default the most for which there are
-    devices and that divide the samples computed at a time."""
+    """Copies of the model, each with its own samples; by default the most that divide both the
+    devices and the samples computed at a time."""
     fsdp: int = 1
     """Devices, each with its own samples, that share one copy, its gradient and optimiser state."""
     model: int = 1
@@ -63,7 +63,7 @@ class TrainConfig:
     learning_rate: float = 1e-3
     """Peak rate."""
     warmup: int = 100
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up, at most half of all."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """Decay of the rate after warm-up; wsd stays at the peak until a linear decay over the last
     fifth of the steps."""
@@ -142,6 +142,10 @@ class TrainConfig:
                     raise InputError(wrong) from None
         if self.profile and not self.profiled:
             raise InputError(f"profile: {self.profile!r} is not FIRST:LAST of steps, such as 10:12")
+        if self.profile and self.profiled.start > self.steps:
+            raise InputError(
+                f"profile: {self.profile!r} begins after {self.steps} steps; give less"
+            )
         if self.batch % self.accumulate:
             raise InputError(f"accumulate: {self.accumulate} does not divide batch {self.batch}")
 
@@ -158,17 +162,19 @@ class TrainConfig:
     def shortened(self) -> TrainConfig:
         """Return a trial's options: two steps, of as few samples as mesh and accumulation take.
 
-        Rows hold one sample each, because packing would lay so few samples into fewer rows than
-        the mesh takes. Checkpoints go next to the run's, which tests that path; the caller removes
-        them.
+        The mesh is that of the whole run, so call it after `join_cluster`. Rows hold one sample
+        each, because packing would lay so few samples into fewer rows than the mesh takes.
+        Checkpoints go next to the run's, which tests that path; the caller removes them.
         """
-        few = self.accumulate * self.mesh.fsdp * (self.mesh.data or 1)
+        mesh = self.make_mesh()
+        few = self.accumulate * mesh.shape["data"] * mesh.shape["fsdp"]
         checkpoints = self.checkpoints and f"{self.checkpoints.rstrip('/')}.debug"
         shorter = {
             "steps": min(self.steps, 2),
             "batch": min(self.batch, few),
             "warmup": min(self.warmup, 1),
             "packing": False,
+            "profile": "",
         }
         return replace(self, checkpoints=checkpoints, **shorter)
 

@@ -43,7 +43,9 @@ from jaxspec.models.vocabulary import narrowed
 from jaxspec.prompts.views import parse_view
 from jaxspec.publishing.export import with_vocabulary
 from jaxspec.sharding import shardings
+from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.loop.signatures import model_signature
+from jaxspec.training.loop.step import check_patterns
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.objectives import (
     TEACHER,
@@ -105,7 +107,12 @@ def train_draft(
     Raises InputError for models and data that do not fit, and what `fit` raises.
     """
     sources = open_sources(recipe, data)
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):  # `fit` places it on the mesh
+    try:
+        (host, *_) = jax.local_devices(backend="cpu")
+    except RuntimeError:
+        mend = "add cpu to JAX_PLATFORMS, behind the accelerator"
+        raise InputError(f"start {recipe.start}: JAX has no CPU backend; {mend}") from None
+    with jax.default_device(host):  # `fit` places it on the mesh
         teaches = recipe.distillation is not None  # else the draft takes the tower at most
         load = LoadedModel.load if teaches else LoadedModel.without_weights
         target = load(recipe.target)
@@ -121,6 +128,9 @@ def train_draft(
             key = jax.random.key(recipe.stages[0].train.seed)
             pairs = init_lora(recipe.lora, draft.params, key)
             draft = replace(draft, params={**draft.params, LORA: pairs})
+    for stage in recipe.stages[1:]:  # before the first is trained for hours
+        _stage_data(recipe, stage, target, draft, sources)
+        check_patterns(stage.train, draft.params)
     for stage in recipe.stages:
         params = _train_stage(recipe, stage, target, draft, sources, directory / stage.name, run)
         draft = replace(draft, params=params)
@@ -246,6 +256,19 @@ def _target_signature(recipe: Recipe) -> str:
     return model_signature(recipe.target, tower_files(recipe.target) if reads else ())
 
 
+def _stage_data(
+    recipe: Recipe,
+    stage: Stage,
+    target: LoadedModel,
+    draft: LoadedModel,
+    sources: Mapping[str, Any],
+) -> tuple[ConversationBatches, dict[str, Any]]:
+    """Return what `stage_data` does, with the draft's view and the teacher, if there is one."""
+    reader = replace(target, params={}) if recipe.distillation else None
+    view = parse_view(recipe.view)
+    return stage_data(recipe, stage, sources, target, draft, view=view, teacher=reader)
+
+
 def _train_stage(
     recipe: Recipe,
     stage: Stage,
@@ -258,8 +281,7 @@ def _train_stage(
     """Run a stage of a draft from where the last one ended; return the trained parameters."""
     view = parse_view(recipe.view)
     teacher = target if recipe.distillation else None
-    reader = teacher and replace(teacher, params={})
-    batches, inputs = stage_data(recipe, stage, sources, target, draft, view=view, teacher=reader)
+    batches, inputs = _stage_data(recipe, stage, target, draft, sources)
     inputs |= _start_signature(recipe) | {
         "target": _target_signature(recipe),
         "sees": view.reads_images,

@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxspec.checkpoints.locating import locate, model_name
+from jaxspec.checkpoints.directories import read_config
+from jaxspec.checkpoints.locating import SMALL, locate, model_name
+from jaxspec.config import ModelConfig
 from jaxspec.errors import InputError
 from jaxspec.heads.blocks import (
     TargetPass,
@@ -50,6 +52,7 @@ from jaxspec.training.head_batches import (
 )
 from jaxspec.training.loop.dry import dry_run
 from jaxspec.training.loop.signatures import model_signature
+from jaxspec.training.loop.step import check_patterns
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.losses import Loss, Sums, count_places, draft_loss
 from jaxspec.training.objectives import encode
@@ -189,7 +192,12 @@ def train_heads(
     Raises InputError for recipes that differ, and for targets and data that do not fit.
     """
     recipe = _common_recipe(recipes)
+    for option in ("keep_readings", "held_out"):
+        if getattr(recipe, option) and jax.process_count() > 1:
+            raise InputError(f"{option}: works only in one process; leave it out")
     sources, first = open_sources(recipe, data), recipe.stages[0].train
+    for each in recipes.values():  # before gigabytes are read
+        _fresh_config(each, read_config(locate(recipe.target, files=SMALL)))
     target = LoadedModel.load(recipe.target, jnp.dtype(first.dtype), mesh=first.make_mesh())
     vocabulary = draft_words(recipe, sources, target)
     configs: dict[str, HeadConfig] = {}
@@ -203,9 +211,6 @@ def train_heads(
         return placed | {"target": shardings(target.config, target.params, mesh)}
 
     readings, signature = None, model_signature(recipe.target)
-    for option in ("keep_readings", "held_out"):
-        if getattr(recipe, option) and jax.process_count() > 1:
-            raise InputError(f"{option}: works only in one process; leave it out")
     only, *others = recipes
     if recipe.keep_readings and run is not dry_run:  # a dry run writes nothing
         read = jax.jit(partial(read_target, target.model), static_argnums=2)
@@ -219,10 +224,14 @@ def train_heads(
     fixed = [
         f"{re.escape(name)}/{part}" for name, config in configs.items() for part in config.fixed
     ]
+    # What does not fit in a later stage is told before the first is trained for hours.
+    stages = []
     for stage in recipe.stages:
-        conversations, inputs = stage_data(recipe, stage, sources, target, target)
-        inputs |= {"target": signature} | ({"heads": deciding} if others else deciding[only])
         train = replace(stage.train, frozen=(*stage.train.frozen, "target", *fixed))
+        check_patterns(train, params)
+        stages.append((stage, train, *stage_data(recipe, stage, sources, target, target)))
+    for stage, train, conversations, inputs in stages:
+        inputs |= {"target": signature} | ({"heads": deciding} if others else deciding[only])
         make = HeadBatches(conversations, heads, stage.train.seed, readings)
         out = directory / stage.name
         evaluate = None
@@ -268,8 +277,7 @@ def _started(
     recipe: HeadRecipe, target: LoadedModel, vocabulary: tuple[int, ...]
 ) -> tuple[HeadConfig, Params]:
     """Return the configuration and the parameters with which a head begins."""
-    first, name = recipe.stages[0].train, model_name(locate(recipe.target))
-    config = new_head(target.config, target_name=name, **recipe.head)
+    first, config = recipe.stages[0].train, _fresh_config(recipe, target.config)
     if config.orders_vocabulary:
         vocabulary = tuple(sorted(vocabulary))
     if recipe.start:
@@ -285,9 +293,16 @@ def _started(
         decoder = text_params(target.config, target.params)
         offset = check_rotary(target.model.text).norm_offset
         head = init_head(config, decoder, jax.random.key(first.seed), offset)
+    return config, head
+
+
+def _fresh_config(recipe: HeadRecipe, target: ModelConfig) -> HeadConfig:
+    """Return the configuration of a new head; InputError for options that do not fit."""
+    name = model_name(locate(recipe.target, files=SMALL))
+    config = new_head(target, target_name=name, **recipe.head)
     if not config.packs and any(stage.train.packing for stage in recipe.stages):
         raise InputError(f"packing: {config.title}s learn from rows of one sample; leave it out")
-    return config, head
+    return config
 
 
 def _deciding_inputs(config: HeadConfig, recipe: HeadRecipe) -> dict[str, Any]:

@@ -13,8 +13,9 @@ import pytest
 import tensorflow_datasets as tfds
 
 from eval.lib.questions.sets import evaluation_set
+from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.prepared import FileFormat, Prepared, prepare
-from jaxspec.data.tfds_records import tfds_records
+from jaxspec.data.tfds_records import images_of, tfds_records
 from jaxspec.errors import InputError
 from picturebook.training import Picturebook
 
@@ -72,6 +73,23 @@ def test_prepared_data_are_an_evaluation_set(file_format: FileFormat, tmp_path: 
                 np.testing.assert_array_equal(np.asarray(ours.load()), theirs)
     assert [sample.turns for sample in Prepared(place)] == [sample.turns for sample in book]
     assert len(tfds.data_source("my_book", data_dir=str(tmp_path), split="train")) == 4
+
+
+def test_a_record_that_cannot_be_read_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record that cannot be read is skipped in training, and the next ones are read."""
+
+    def damaged(records: Any, index: int, record: Any) -> list[bytes]:
+        return images_of(records, index, record if index != 1 else {})
+
+    place = prepare("my_book", tmp_path, [*Picturebook(size=3)])
+    monkeypatch.setattr("jaxspec.data.tfds_records.images_of", damaged)
+    skipped = Skipped(1, tmp_path / "skipped.jsonl")
+    assert len(list(readable(Path(f"tfds:{place}"), skipped))) == 2
+    assert "record 2: cannot be read" in skipped.log.read_text()
+    with pytest.raises(InputError, match=r"record 2: cannot be read .*; mend the record"):
+        evaluation_set("mine", data={"mine": Path(f"tfds:{place}")})
 
 
 def test_a_strangers_set_has_the_hubs_columns(folder: Path) -> None:

@@ -29,6 +29,7 @@ jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_default_matmul_precision", "highest")
 from eval import block_efficiency
 from jaxspec.cluster import in_all, process
+from jaxspec.errors import InputError
 from eval.lib.drafts import comparison as measured
 from eval.lib.output.report import Run
 from jaxspec.sharding import Placement
@@ -36,17 +37,23 @@ from train import distill_data
 block_efficiency.draw_all = lambda *_: []
 measured.time_passes = lambda *_: None
 block_efficiency.main(words["table"])
-distill_data.main(distill_data.Options(**{**words["answers"], "out": __import__("pathlib").Path(words["out"])}))
+out = __import__("pathlib").Path(words["out"])
+distill_data.main(distill_data.Options(**{**words["answers"], "out": out}))
+assert (out.parent / "0" / "talk_t0").exists()  # the second waits for the first
 assert {device.process_index for device in Placement(model_parallel=2).mesh(1).devices.flat} == {process()[0]}
-stopped, again = (Run("tiny", {}, __import__("pathlib").Path(words["out"]) / "stopped") for _ in "ab")
+stopped, again = (Run("tiny", {}, out / "stopped") for _ in "ab")
 stopped.add([{"dataset": "a", "turn": 1, "row": "M"}], [{"dataset": "a", "turn": 1, "row": "M"}])
 stopped.write()
 again.restore()
 assert (again.rows, again.records) == (stopped.rows, stopped.records)
-try:
-    in_all(lambda: 1 // process()[0])
-except (RuntimeError, ZeroDivisionError) as error:
-    print(type(error).__name__, error)
+def refuse():
+    if process()[0] == 0:
+        raise InputError("long " * 50 + "; mend it")
+for work in (refuse, lambda: 1 // process()[0]):
+    try:
+        in_all(work)
+    except (RuntimeError, ValueError, ZeroDivisionError) as error:
+        print(type(error).__name__, error)
 """
 TABLE = (
     *("mini", "--rows", "MT*", "--limit", "3", "--gamma", "2", "--max-new-tokens", "6"),
@@ -134,5 +141,6 @@ def test_two_processes_give_the_table_of_one(
     assert not (tmp_path / "1").exists()  # the first writes
     assert first.endswith("ZeroDivisionError integer division or modulo by zero\n")
     assert second.endswith("RuntimeError process 0: integer division or modulo by zero\n")
+    assert "; mend it\n" in second  # whole, also from the other process
     assert "wrote" in told
     assert "wrote" not in quiet

@@ -43,8 +43,17 @@ def test_two_processes(tmp_path: Path) -> None:
     step = int(first.partition("ended by a signal; step ")[2].split()[0])
     assert step < training.STAGE.steps
     assert "ended by a signal" not in second  # the first process speaks for all
-    first, second = end(pair("lvlm", tmp_path / "two"), 0)
+    told = pair("lvlm", tmp_path / "two")
+    # One gets the signal before the first step, which takes long to compile.
+    told[0].await_line(lambda line: line.startswith("resuming "))
+    told[1].process.send_signal(signal.SIGTERM)
+    for run in told:
+        run.await_line(lambda line: "Received preemption notice" in line)
+    first, _ = end(told, 128 + signal.SIGTERM)
     assert f"resuming {tmp_path / 'two'} at step {step} of" in first
+    assert f"ended by a signal; step {step + 1} of" in first
+    first, second = end(pair("lvlm", tmp_path / "two"), 0)
+    assert f"resuming {tmp_path / 'two'} at step {step + 1} of" in first
     np.testing.assert_allclose(
         training.losses(tmp_path / "two"), training.losses(tmp_path / "one"), rtol=1e-5
     )

@@ -11,6 +11,7 @@ import pytest
 
 from jaxspec.errors import InputError
 from jaxspec.heads.loading import load_head
+from jaxspec.loading.models import LoadedModel
 from jaxspec.publishing.history import training_facts
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.head_batches import Anchoring
@@ -67,6 +68,26 @@ def test_recipes_that_differ_in_more_than_the_head_are_refused(tmp_path: Path) -
     assert [each.stages[0].train.steps for each in parsed.values()] == [3, 3]
     assert list(parsed) == ["coder_kv", "coder_dflash"]
     assert options.out is None
+
+
+def test_what_does_not_fit_is_told_before_the_target_is_read_or_a_stage_is_trained(
+    taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, data = recipes(taught / "target")["kv"], {"talk": taught / "talk"}
+    train = replace(child.HEAD_STAGE, mesh=MeshConfig(data=1))
+    first = replace(made.stages[0], train=train)
+    for change, message in (
+        ({"rates": (("nowhere", 0.5),)}, "rates: 'nowhere' matches no parameter"),
+        ({"mesh": MeshConfig(data=3)}, "mesh: 4 samples at a time do not divide over 3 data"),
+    ):
+        later = replace(first, name="later", train=replace(train, **change))
+        with pytest.raises(InputError, match=message):
+            train_heads({"kv": replace(made, stages=(first, later))}, tmp_path / "runs", data)
+    assert not (tmp_path / "runs").exists()
+    monkeypatch.setattr(LoadedModel, "load", lambda *_, **__: pytest.fail("read the target"))
+    wrong = replace(made, head={"feature": "fused", "parallel": True})
+    with pytest.raises(InputError, match="parallel is an option of KV heads; leave it out"):
+        train_heads({"it": wrong}, tmp_path, data)
 
 
 @pytest.mark.full

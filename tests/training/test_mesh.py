@@ -14,7 +14,7 @@ import pytest
 from jaxspec.errors import InputError
 from jaxspec.sharding import make_mesh, shardings
 from jaxspec.training.config import MeshConfig
-from jaxspec.training.loop.batches import process_share
+from jaxspec.training.loop.batches import check_rows, process_share
 from jaxspec.training.loop.step import make_optimizer, partition, place_state, placed_on
 from tests.tiny import training
 
@@ -120,6 +120,17 @@ def test_every_device_computes_samples_of_its_own_in_each_part() -> None:
         whole.make_mesh()
 
 
+def test_processes_that_each_make_whole_batches_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = {"x": np.zeros((8, 3))}
+    check_rows(whole, 4)  # a single process may make more
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    check_rows(whole, 8)
+    with pytest.raises(InputError, match="batches: 2 processes make 8 rows for a batch of 4; let"):
+        check_rows(whole, 4)
+
+
 def test_process_share():
     """Processes read their share of the batch's rows; two of four share rows where the model axis
     spans them.
@@ -131,7 +142,8 @@ def test_process_share():
 
     class FakeMesh:
         def __init__(self, *shape):
-            self.devices = np.asarray([Device(i) for i in range(8)]).reshape(shape)
+            count = int(np.prod(shape))
+            self.devices = np.asarray([Device(i) for i in range(count)]).reshape(shape)
             self.shape = {"model": shape[-1]}
 
     def shares(*shape):
@@ -140,3 +152,5 @@ def test_process_share():
     assert shares(8, 1, 1) == shares(2, 4, 1) == shares(4, 1, 2) == [(0, 4), (1, 4), (2, 4), (3, 4)]
     assert shares(2, 1, 4) == [(0, 2), (0, 2), (1, 2), (1, 2)]
     assert shares(1, 1, 8) == [(0, 1)] * 4
+    with pytest.raises(InputError, match="mesh: 3 model devices cut the devices of a process"):
+        shares(2, 1, 3)

@@ -221,6 +221,10 @@ def test_a_trial_of_few_samples_fits_its_mesh(taught: Path) -> None:
     recipe = Recipe(target=path, start=path, stages=(stage,), buckets=(96,))
     batches, _ = stage_data(recipe, stage, {"talk": Talk()}, target, target)
     assert batches.rows == 4
+    # A trial has the mesh of the whole run: several processes must use all of their devices.
+    every = TrainConfig(steps=9, batch=16, accumulate=2).shortened()
+    assert every.batch == 16
+    assert every.make_mesh().size == jax.device_count()
 
 
 def test_what_cannot_learn_from_packed_rows_is_told(taught: Path, tmp_path: Path) -> None:

@@ -184,6 +184,34 @@ def test_a_start_of_another_tokeniser_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_process_without_a_cpu_backend_is_told_so(
+    taught: Path, data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(backend: str) -> None:
+        raise RuntimeError(f"Unknown backend: {backend!r}")
+
+    monkeypatch.setattr(jax, "local_devices", absent)
+    with pytest.raises(InputError, match="JAX has no CPU backend; add cpu to JAX_PLATFORMS"):
+        train_draft(recipe(taught), tmp_path, data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"frozen": ("nowhere",)}, "frozen: 'nowhere' matches no parameter"),
+        ({"rates": (("nowhere", 0.5),)}, "rates: 'nowhere' matches no parameter"),
+        ({"mesh": MeshConfig(data=3)}, "mesh: 4 samples at a time do not divide over 3 data"),
+    ],
+)
+def test_what_does_not_fit_in_a_later_stage_is_told_before_the_first(
+    change: dict[str, Any], message: str, taught: Path, data: dict[str, Any], tmp_path: Path
+) -> None:
+    later = replace(SECOND, train=replace(TRAIN, **change))
+    with pytest.raises(InputError, match=message):
+        train_draft(recipe(taught, stages=(FIRST, later)), tmp_path, data)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_data_of_a_stage_have_weights() -> None:
     for weight in (0.0, -1.0, float("nan")):
         with pytest.raises(InputError, match=f"stage tune: weight of b: {weight}; give a number"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from jaxspec.data.prepared import Prepared, prepare
 from jaxspec.errors import InputError
 from jaxspec.training.config import TrainConfig
+from jaxspec.training.loop import signatures
 from jaxspec.training.loop.signatures import claim, data_signature, model_signature, run_signature
 from picturebook.training import Picturebook
 from tests.tiny import Talk
@@ -72,6 +74,29 @@ def test_a_run_goes_on_with_a_model_and_data_that_were_moved(tmp_path: Path) -> 
     trained = run_signature(config, {"target": model_signature(there)})
     with pytest.raises(InputError, match=r"target '.*/here, fing.*, but now it is '.*/there, fing"):
         claim(tmp_path, config, trained, (2, run))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learning_rate": 0.1}, r"process 1: learning_rate 0.1, but process 0 has 0.001; give"),
+        ({"mesh": {"fsdp": 2}}, r"process 1: mesh.fsdp 2, but process 0 has None"),
+        ({"data": [["b", 1.0, 7, "fingerprint 2"]]}, r"process 1: data \[\['b', .* process 0 has"),
+        ({"data": [["b", 1.0, 7, "fingerprint 1"]], "target": "b, fingerprint 2", "keep": 9}, ""),
+    ],
+)
+def test_processes_of_a_run_have_the_same_options_and_data(
+    change: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of a run have the same options and data; places and models of the cache differ."""
+    config = TrainConfig(steps=4, batch=2)
+    inputs = {"data": [["a", 1.0, 7, "fingerprint 1"]], "target": "a, fingerprint 1"}
+    run = run_signature(config, inputs) | {"mesh": {}}
+    monkeypatch.setattr(signatures, "in_all", lambda work: [work(), work() | change])
+    if not message:
+        return claim(tmp_path, config, run, None)
+    with pytest.raises(InputError, match=message):
+        claim(tmp_path, config, run, None)
 
 
 def test_a_run_of_an_older_release_had_the_defaults(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from jaxspec.errors import Diverged, InputError
 from jaxspec.models.lora import Lora
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.head_batches import Anchoring
+from jaxspec.training.loop.metrics import MetricsLog
 from jaxspec.training.loop.step import make_optimizer, make_schedule
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.losses import mean_of_rows
@@ -215,6 +216,7 @@ def test_rates_by_path(tmp_path):
         ({"tensorboard": True}, "tensorboard: tensorboardX is not installed"),
         ({"clip": 0.0}, "clip: 0 leaves no gradient; give a number above 0"),
         ({"frozen": ("[a",)}, r"frozen: '\[a' is no regular expression \(.*\); mend it"),
+        ({"profile": "7:9"}, "profile: '7:9' begins after 6 steps; give less"),
         ({"rates": (("*", 1.0),)}, r"rates: '\*' is no regular expression"),
     ],
 )
@@ -259,6 +261,21 @@ def test_bfloat16_computes_and_float32_remembers(tmp_path):
     assert ended["line"]["kernel"].dtype == np.float32
     assert (moved < -1e-3).all()
     assert (moved > -6e-3).all()
+
+
+def test_no_process_waits_for_the_first_where_its_log_cannot_begin(tmp_path, monkeypatch):
+    """Where the log of the first process cannot begin, the error is raised in all processes."""
+    errors = []
+
+    def in_the_first(work):
+        with pytest.raises(InputError) as error:
+            work()
+        errors.append(str(error.value))
+
+    monkeypatch.setattr("jaxspec.training.loop.metrics.on_first", in_the_first)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    MetricsLog(tmp_path, replace(STAGE, wandb="project"), 0)
+    assert "wandb: wandb is not installed" in errors[0]
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxspec.errors import InputError
 from jaxspec.sharding import MESH_AXES
 
 Batches = Callable[[int], Any]
@@ -48,6 +49,16 @@ def read_ahead(batches: Batches, steps: range, mesh: Mesh) -> Generator[Any, Non
         pool.shutdown(cancel_futures=True)
 
 
+def check_rows(batch: Any, most: int) -> None:
+    """Raise InputError where each of several processes makes whole batches, not its own rows."""
+    rows = len(jax.tree.leaves(batch)[0])
+    if jax.process_count() > 1 and rows > most:
+        raise InputError(
+            f"batches: {jax.process_count()} processes make {rows} rows for a batch of {most}; "
+            "let each make its own rows, as own_rows does"
+        )
+
+
 def rows_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Return the sharding of a batch's arrays: the first axis over the data and fsdp devices."""
     return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"]))
@@ -66,4 +77,9 @@ def process_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
         for process in {device.process_index for device in mesh.devices.flat}
     }
     parts = sorted(set(row_sets.values()))
+    if sum(map(len, parts)) > len(rows):
+        raise InputError(
+            f"mesh: {mesh.shape['model']} model devices cut the devices of a process; give a "
+            "number that divides them, or that they divide"
+        )
     return parts.index(row_sets[jax.process_index() if process is None else process]), len(parts)

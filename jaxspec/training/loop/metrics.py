@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import jax
-
+from jaxspec.cluster import on_first
 from jaxspec.errors import InputError, needing
 from jaxspec.files import logged, write_text, writing
 from jaxspec.training.config import TrainConfig
@@ -20,14 +19,16 @@ AGAIN = "the same command goes on"
 class MetricsLog:
     """Write the first process's `metrics.jsonl`, and other logs on request; a context manager.
 
-    A resumed run first removes the lines that the interrupted one wrote beyond step `start`.
+    A resumed run first removes the lines that the interrupted one wrote beyond step `start`. Where
+    the first process cannot begin, all processes raise.
     """
 
     def __init__(self, directory: Path, config: TrainConfig, start: int) -> None:
         self._path = directory / "metrics.jsonl"
         self._file = self._board = self._wandb = None
-        if jax.process_index():
-            return
+        on_first(lambda: self._begin(directory, config, start))
+
+    def _begin(self, directory: Path, config: TrainConfig, start: int) -> None:
         with writing(self._path):
             earlier = [line for line in logged(self._path) if line["step"] <= start]
             write_text(self._path, "".join(f"{json.dumps(line)}\n" for line in earlier))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import threading
@@ -12,6 +13,9 @@ import jax
 from jax.experimental import multihost_utils
 
 from jaxspec.command import silence_unread
+
+_POINTS = itertools.count(1)
+"""Numbers of the points at which this process asks whether to save and exit."""
 
 
 class Preempted(SystemExit):
@@ -58,12 +62,13 @@ class Preemption:
         else:
             self._came, self.number = True, number
 
-    def reached(self, point: int) -> bool:
+    def reached(self) -> bool:
         """Return whether to save and exit at this point of the run.
 
-        Every process asks at the same points, numbered without a gap: at the point after the
-        largest that any of them had reached when the signal came, all save.
+        Every process asks at the same points. They are numbered without a gap from the process's
+        start on, also where a run goes on: at the point after the largest that any process had
+        reached when the signal came, all save.
         """
         if jax.process_count() > 1:
-            return multihost_utils.reached_preemption_sync_point(point)
+            return multihost_utils.reached_preemption_sync_point(next(_POINTS))
         return self._came

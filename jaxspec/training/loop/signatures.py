@@ -19,7 +19,7 @@ from flax.traverse_util import flatten_dict
 
 from jaxspec.checkpoints.directories import read_json, weight_files
 from jaxspec.checkpoints.locating import SMALL, locate
-from jaxspec.cluster import on_first
+from jaxspec.cluster import in_all, on_first
 from jaxspec.data.forms import SUFFIXES as IMAGES
 from jaxspec.data.images import StoredImage, image_hash, to_rgb
 from jaxspec.data.rows import SUFFIXES as ROWS
@@ -37,6 +37,8 @@ READ = (".json", ".model", ".txt", ".jinja")
 """Suffixes of the files, besides weights, that decide a model's inputs and outputs."""
 DECIDING = (*READ, ".safetensors", ".bin", *ROWS)
 """Ends of the names of the files in a folder that a fingerprint covers, besides images."""
+OF_PROCESS = ("checkpoints", "keep", "log_every", "profile", "tensorboard", "wandb")
+"""Options that may differ between the processes of a run."""
 WHOLE = 64 << 20
 """Bytes of the largest file that a fingerprint reads whole."""
 
@@ -139,11 +141,21 @@ def claim(
     """Raise InputError if another run saved a step here; else write `train_config.json`.
 
     The number of steps may differ if the saved steps had the same learning rates. A run that must
-    have saved a step by its metrics, and has none, is not begun anew.
+    have saved a step by its metrics, and has none, is not begun anew. Processes that run with other
+    options, or on other data, are refused: they would wait for each other, or learn other things.
 
     Args:
       saved: The newest saved step, and the signature of the run that saved it.
     """
+    ours, *others = map(_values_of_all, in_all(lambda: run))
+    for number, theirs in enumerate(others, 1):
+        for name in sorted(ours.keys() | theirs.keys()):
+            first, other = ours.get(name), theirs.get(name)
+            if content_of(first) != content_of(other):
+                raise InputError(
+                    f"process {number}: {name} {other!r:.100}, but process 0 has {first!r:.100}; "
+                    "give all processes the same options and data"
+                )
     if saved is not None:
         done, old = saved[0], saved[1] or run
         old_run, new_run = _fixed_values(old), _fixed_values(run)
@@ -168,6 +180,15 @@ def _write_config(directory: Path, run: dict[str, Any], lost: bool) -> None:
                 "or train in another directory (--runs)"
             )
     write_text(file, json.dumps(run, indent=1) + "\n")
+
+
+def _values_of_all(run: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that all processes must have, by their dotted names.
+
+    Models are left out: the hub's cache may hold files that are not read.
+    """
+    flat: Any = flatten_dict({k: v for k, v in run.items() if k not in OF_PROCESS}, sep=".")
+    return {k: v for k, v in flat.items() if not (isinstance(v, str) and content_of(v) != v)}
 
 
 def _fixed_values(values: dict[str, Any]) -> dict[str, Any]:

@@ -79,6 +79,11 @@ def merge(trainable: Mapping[str, Any], frozen: Mapping[str, Any]) -> Params:
     return unflatten_dict({**trainable, **frozen}, sep="/")
 
 
+def check_patterns(config: TrainConfig, params: Params) -> None:
+    """Raise InputError for patterns of frozen parameters and of rates that do not fit."""
+    make_optimizer(config, partition(params, config.frozen)[0])
+
+
 def _check_patterns(field: str, patterns: Sequence[str], flat: Mapping[str, Any]) -> None:
     idle = [pattern for pattern in patterns if not any(re.match(pattern, path) for path in flat)]
     if idle:

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.cluster import sole_on_first
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.loop.batches import Batches, read_ahead
+from jaxspec.training.loop.batches import Batches, check_rows, read_ahead
 from jaxspec.training.loop.measured import MeasuredStep
 from jaxspec.training.loop.metrics import MetricsLog
 from jaxspec.training.loop.preemption import Preempted, Preemption
@@ -106,11 +106,12 @@ def fit(
                 tracing.enter_context(jax.profiler.trace(str(directory / "profile")))
             since = time.perf_counter()
             batch = next(ready)
+            check_rows(batch, config.batch)
             state = step(state, batch, waited=time.perf_counter() - since)
             if done == profiled.stop - 1:
                 jax.block_until_ready(state)
                 tracing.close()
-            last, stops = done == config.steps, preemption.reached(2 * done)
+            last, stops = done == config.steps, preemption.reached()
             if _due(config.log_every, done, last):
                 values = step.read(done)
                 log.write(done, values)
@@ -120,13 +121,13 @@ def fit(
             if evaluate and _due(config.evaluate_every, done, last) and (last or not stops):
                 with step.pause(done, "evaluate"):
                     log.write(done, evaluate(merge(on_host(state.result), frozen)))
-            stops = stops or preemption.reached(2 * done + 1)  # a signal in an evaluation
+            stops = stops or preemption.reached()  # a signal in an evaluation
             if stops or _due(config.save_every, done, last):
                 with step.pause(done, "save"):
                     step.check(done, state)
                     checkpoints.save(done, state, wait=last or stops)
             bar.update()
-            if stops or (last and preemption.reached(2 * done + 2)):  # a signal in the last save
+            if stops or (last and preemption.reached()):  # a signal in the last save
                 bar.close()  # which ends its line
                 _say(f"{directory}: ended by a signal; step {done} of {config.steps} is saved")
                 raise Preempted(preemption.number)
