@@ -31,6 +31,8 @@ NEW = 12
 Refusal = Callable[..., str]
 ASKED = "generate --target {}/target --prompt Hi"
 WEB = "https://a.org/b"
+LONG = "a" * 300
+"""A name that is too long for a file."""
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +268,10 @@ def test_the_race_tells_the_median_of_its_prompts(
         (f"{ASKED} --image {WEB}.png", f"--image: '{WEB}.png': a web address"),
         (f"demo --image {WEB}.png", f"--image: '{WEB}.png': a web address"),
         (f"{ASKED} --adapter {WEB}", f"'{WEB}': a web address; fetch it"),
+        (f"{ASKED} --adapter {LONG}", "no adapter_config.json; give the directory"),
+        (f"import {LONG}.gguf x", "no such file; give one that ends in .gguf"),
+        (f"demo --model smollm2 --drafter draft --out {LONG}", "--drafter: smollm2 has no"),
+        ("plan {0}/target --draft {0}/draft --train 9999999999", "--train: 9999999999; give 0 to"),
         ("inspect", "path: missing; see jaxspec inspect --help"),
         ("inspect {}/targe", "no such directory; did you mean '{}/target'?"),
         ("inspect smolm2-135m", "no such directory; did you mean 'smollm2-135m'?"),
@@ -302,10 +308,11 @@ def test_the_home_directory_is_named_by_its_sign(
 def test_options_without_effect_are_named(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = f"generate --target {world}/target --prompt Hi --max-new-tokens {NEW}".split()
     for temperature, line in (
-        ("0", "--top-p, --seed: without effect at --temperature 0"),
+        ("0", "--sample, --top-p, --seed: without effect at --temperature 0"),
         ("1", ""),
     ):
-        main([*place, "--top-p", "0.5", "--seed", "3", "--temperature", temperature])
+        options = ["--sample", "--top-p", "0.5", "--seed", "3", "--temperature", temperature]
+        main([*place, *options])
         lines = capsys.readouterr().err.splitlines()
         assert "".join(word for word in lines if "without effect" in word).startswith(line)
         assert ("without effect" in "".join(lines)) == bool(line)
@@ -373,6 +380,16 @@ print([name for name in {heavy} if sys.modules.get(name)])
             "nothing.jsonl: no such file; check the path",
         ),
         ("--prompt caf\udce9", r"prompt 'caf\udce9': '\udce9' is half a character"),
+        ("--system caf\udce9", r"--system: prompt 'caf\udce9': '\udce9' is half a character"),
+        ("--bad-words caf\udce9", r"bad_words: ('caf\udce9',); give a list of texts"),
+        ("--max-new-tokens 32769", "--max-new-tokens: 32769 is over the largest bucket 32768"),
+        (
+            f"--captioner file:{LONG} --views M,C --draft {{}}/draft",
+            "no such file; check the path",
+        ),
+        ("--max-new-tokens 512", "--max-new-tokens: 512, and the target's context has 512 tokens"),
+        ("--gamma 8 --width 4 --draft {}/draft", "width: 4, but a block has 9 tokens"),
+        ("--tree 2 --width 8 --draft {}/draft", "width: 8 with a tree; leave out width or tree"),
     ],
 )
 def test_refused_before_a_model_is_read(
@@ -426,7 +443,11 @@ def test_a_model_of_fewer_rows_than_its_tokeniser_has_words(
 
 
 def test_a_text_target(
-    world: Path, tmp_path: Path, said: Callable[..., str], refusal: Refusal
+    world: Path,
+    tmp_path: Path,
+    said: Callable[..., str],
+    refusal: Refusal,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A text target answers with a text draft and the tokeniser's own chat template, and takes no
     image.
@@ -443,9 +464,11 @@ def test_a_text_target(
     seeing = ("--target", world / "target", *both[2:], "--views", "M")
     assert "use view T" in refusal("generate", *seeing)
     assert "1 <image> placeholders but 0 images" in refusal("generate", *seeing[:4])
-    assert "the target is a text model; give no image" in refusal(
-        "generate", *both[:4], *pictures(world, "rgb")
-    )
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxspec.cli.speculation.LoadedModel", None)  # before it is loaded
+        assert "the target is a text model; give no image" in refusal(
+            "generate", *both[:4], *pictures(world, "rgb")
+        )
     short = ("--max-new-tokens", NEW, "--json")
     answers = [json.loads(said("generate", *given, *short)) for given in (both[:4], both)]
     (tmp_path / "form.jinja").write_text(words.chat_template)

@@ -13,6 +13,7 @@ change.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -131,9 +132,10 @@ def read_adapter(path: str | Path, config: ModelConfig) -> Adapter:
     """
     path = local_path(path)
     files = (path / WEIGHTS, path / BIN)
-    weights = next((file for file in files if file.is_file()), files[0])
+    # Not `Path.is_file`, which raises for names that are too long.
+    weights = next((file for file in files if os.path.isfile(file)), files[0])
     for file in (path / CONFIG, weights):
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise InputError(
                 f"adapter {path}: no {file.name}; give the directory that PEFT has written"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli.shared import progress, refuse_set
 from jaxspec.config import ModelConfig
 from jaxspec.errors import InputError, printable
+from jaxspec.files import local_path
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.files import Server
 from jaxspec.heads.kinds import kind_of
@@ -129,7 +131,7 @@ def run_import(args: Import) -> None:
     dtype = args.dtype and jnp.dtype(args.dtype)
     progress(f"importing {args.source}")
     if args.source.endswith(".gguf"):
-        if not (file := Path(args.source).expanduser()).is_file():
+        if not os.path.isfile(file := local_path(args.source)):
             raise InputError(f"{file}: no such file; give one that ends in .gguf")
         config: ModelConfig = gguf_files.convert(file, args.destination, dtype, args.overwrite)
     else:

@@ -37,7 +37,7 @@ def run(args: Generate) -> None:
     how = {"batch_size": 1, "generation_config": ask.scores.generation_config}
     config = drafting.config(ask.output.max_new_tokens, **how)
     request = ask.request(models)
-    engine, reports = load_engine(models, drafting, config)
+    engine, reports = load_engine(models, drafting, config, ask.check_target)
 
     def describe(result: Result) -> tuple[dict[str, Any], str]:
         names, block = engine.assembly.mixture.names, block_fields(config)

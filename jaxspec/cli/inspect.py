@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -54,7 +55,7 @@ def run(args: Inspect) -> None:
     """Print the facts; exit code 2 where the checkpoint would not load."""
     setup_runtime()
     inspection = inspect(locate(args.path, args.revision))
-    file = Path(args.path).expanduser()
+    file = Path(os.path.expanduser(args.path))
     if file.suffix == ".gguf" and file.is_file():
         inspection.facts.update(stored_kinds(file))
     if args.json:

@@ -148,7 +148,7 @@ def _check(args: Plans) -> None:
             raise InputError(f"--chips: unknown chip {kind!r}; {nearest(kind, list(plan.CHIPS))}")
     counts = {"gamma": args.gamma, "batch-size": args.batch_size, "new": args.new}
     check_counts(**counts, prompt=args.prompt, train=1 if args.train is None else args.train)
-    counts |= {"prompt": args.prompt, "images": args.images}
+    counts |= {"prompt": args.prompt, "images": args.images, "train": args.train or 0}
     for name, count in counts.items():
         if not 0 <= count <= MOST:
             raise InputError(f"--{name}: {count}; give 0 to {MOST}")

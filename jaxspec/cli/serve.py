@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints.locating import model_name
-from jaxspec.cli.shared import numbers, progress
+from jaxspec.cli.shared import numbers, progress, refuse_set
 from jaxspec.cli.speculation import Drafting, Model, load_engine
+from jaxspec.config import LvlmConfig, ModelConfig, text_config
 from jaxspec.engine.config import PROMPT_BUCKETS, GenerationConfig
-from jaxspec.engine.engine import Engine, EngineConfig
+from jaxspec.engine.engine import Engine, EngineConfig, Request
 from jaxspec.errors import InputError, check_counts, check_numbers, needing
 from jaxspec.plugins import load_plugin, plugins
 from jaxspec.runtime import say
@@ -129,6 +131,8 @@ def run(args: Serve) -> None:
     """Load the models, warm up, and answer until SIGTERM or Ctrl-C."""
     example: tuple[Path, str] | None = None
     if args.model.demo:
+        for group, name in ((args.model, "target"), (args.drafting, "draft")):
+            refuse_set(group, [name], "--demo brings its own; leave one of them out")
         options, example = load_plugin(plugins("demos")["serve"])()
         args = _changed(args, {"race": True} | options)
     elif not args.model.target:
@@ -145,12 +149,16 @@ def run(args: Serve) -> None:
         check_numbers(1, 1e6, **{"--prompt-buckets": length})
     check_numbers(0, 1024, **{"--images": sizes.images or 0})
     check_numbers(1, 1e6, **{"--timeout": sizes.timeout})
-    check_numbers(0, 1e15, **{"--prefix-bytes": sizes.prefix_bytes})
+    check_numbers(0, 1e15, **{"--prefix-bytes": sizes.prefix_bytes, "--max-body": sizes.max_body})
+    Request("", max_pixels=sizes.max_pixels, max_soft_tokens=sizes.max_soft_tokens)
     key = (listening.api_key or os.environ.get(KEY, "")).strip()
     if listening.host not in LOCAL and not (key or listening.insecure):
         raise InputError(f"--host: {listening.host} may be reached by others; give --api-key")
-    if listening.image_dir is not None and not listening.image_dir.is_dir():
+    if listening.image_dir is not None and not os.path.isdir(listening.image_dir):
         raise InputError(f"--image-dir: {listening.image_dir}: no such directory")
+    name = models.model or Path(model_name(models.target)).name
+    if not name.isprintable():  # bytes that are no UTF-8 would fit in no answer
+        raise InputError(f"--model: {name!r:.100}; give a name of printable characters")
     hosts = _names("--allowed-hosts", listening.allowed_hosts, HOST, "chat.example")
     origins = _names("--allowed-origins", listening.allowed_origins, ORIGIN, "https://chat.example")
     if hosts or (listening.host in LOCAL and not key):
@@ -167,25 +175,32 @@ def run(args: Serve) -> None:
         from jaxspec.serve.worker import Worker
     listener = _listen(listening.host, listening.port)
 
+    def check(target: ModelConfig) -> None:
+        context, prompt, new = text_config(target).context, lengths[-1], sizes.max_new_tokens
+        if prompt + new > context:
+            raise InputError(
+                f"--prompt-buckets: {prompt} tokens, and {new} --max-new-tokens, are over the "
+                f"target's context of {context}; give fewer"
+            )
+        if sizes.images and not isinstance(target, LvlmConfig):
+            raise InputError(f"--images: {sizes.images}, but the target is a text model; give 0")
+
     how: dict[str, Any] = {
         "generation_config": models.generation_config,
         "prompt_buckets": tuple(sorted({*lengths, *PROMPT_BUCKETS})),
         "new_buckets": (sizes.max_new_tokens,),
     }
     config = drafting.config(batch_size=sizes.batch_size, trace=drafts, **how)
-    engine, reports = load_engine(models, drafting, config)
+    engine, reports = load_engine(models, drafting, config, check)
     models.encoder(engine)  # checks --thinking
     sees = engine.assembly.lead.images is not None
     images = int(sees) if sizes.images is None else sizes.images
-    if images and not sees:
-        raise InputError(f"--images: {images}, but the target is a text model; give 0")
     scaled = scaled_pixels(engine, max(lengths), images)
     if scaled is not None:
         scaled = sizes.max_pixels or scaled
     side = math.isqrt(scaled or sizes.max_pixels or SQUARE)
     scales = scaled, sizes.max_soft_tokens
     requests = examples(engine, lengths, images, side, sizes.max_new_tokens, *scales)
-    name = models.model or Path(model_name(models.target)).name
     metrics = Metrics(name)
     plain = None
     if listening.race:
@@ -219,11 +234,13 @@ def run(args: Serve) -> None:
 
 
 def _changed(args: Serve, options: dict[str, Any]) -> Serve:
-    """Return the arguments with other values of these options, each in its group."""
+    """Return the arguments with these options, each in its group, where they are not given."""
+
+    def is_open(group: Any, option: str) -> bool:
+        return hasattr(group, option) and getattr(group, option) == getattr(type(group), option)
+
     groups = {
-        name: replace(
-            group, **{option: value for option, value in options.items() if hasattr(group, option)}
-        )
+        name: replace(group, **{key: options[key] for key in options if is_open(group, key)})
         for name, group in vars(args).items()
     }
     return Serve(**groups)
@@ -243,6 +260,10 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family: Any = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=256)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, TypeError, UnicodeError) as error:
+        number = getattr(error, "errno", None) or 0  # of an unknown name it is negative
+        is_wrong = number < 0 or number == errno.EADDRNOTAVAIL
+        is_wrong |= isinstance(error, TypeError | UnicodeError)  # no name has such letters
+        option = "--host" if is_wrong else "--port"
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"--port: {host}:{port}: {reason}; give another --port") from None
+        raise InputError(f"{option}: {host}:{port}: {reason}; give another {option}") from None

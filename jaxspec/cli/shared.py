@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import tyro
 from PIL.Image import Image
 
+from jaxspec.config import LvlmConfig, ModelConfig, text_config
 from jaxspec.data.images import ImageSource, Picture, load_image
 from jaxspec.data.messages import image_source, read_messages
 from jaxspec.decoding.sources.lookup import LOOKUP
-from jaxspec.engine.config import GenerationConfig
+from jaxspec.engine.config import NEW_BUCKETS, GenerationConfig
 from jaxspec.engine.drafts import HEAD
 from jaxspec.engine.engine import Engine, Request, Result
 from jaxspec.engine.requests import EMPTY
@@ -27,6 +28,7 @@ from jaxspec.models.int8 import Weights
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.messages import Message
 from jaxspec.prompts.placeholders import check_text, place_images
+from jaxspec.prompts.rows import bucket
 from jaxspec.prompts.views import VIEWS
 from jaxspec.runtime import clear, say
 
@@ -134,6 +136,8 @@ class Question:
             check_text(self.prompt)  # a text model reads <image> as it is written
         elif self.conversation[0].role == "system" and self.system:
             raise InputError(f"--system: {self.messages} has a system prompt; leave one out")
+        with located("--system"):
+            check_text(self.system or "")
         options = {"--chat-template": models.template, "--thinking": models.thinking}
         for option, value in options.items():
             if value is not None and self.no_chat_template:
@@ -232,6 +236,7 @@ class Ask:
     def request(self, models: Loading) -> Request:
         """Return the checked request; `answer` fills in the prompt once there is a tokeniser."""
         self.question.check(models)
+        bucket(self.output.max_new_tokens, NEW_BUCKETS, "--max-new-tokens")
         sampling = {name: value for name, value in vars(self.sampling).items() if name != "sample"}
         if self.sampling.temperature is None and not self.sampling.sample:
             sampling["temperature"] = 0.0
@@ -245,8 +250,22 @@ class Ask:
             **self.scores.fields(),
         )
 
+    def check_target(self, target: ModelConfig) -> None:
+        """Raise InputError for an answer or images that a target has no room for, or cannot see."""
+        most, context = self.output.max_new_tokens, text_config(target).context
+        if most >= context:
+            raise InputError(
+                f"--max-new-tokens: {most}, and the target's context has {context} tokens for "
+                "prompt and answer; give fewer"
+            )
+        question = self.question
+        messages = [] if question.messages is None else question.conversation
+        shows = question.image or any(message.images for message in messages)
+        if shows and not isinstance(target, LvlmConfig):
+            raise InputError("images: the target is a text model; give no image")
 
-SAMPLING = ("top_k", "top_p", "min_p", "seed")
+
+SAMPLING = ("sample", "top_k", "top_p", "min_p", "seed")
 """Options that only sampling reads."""
 
 

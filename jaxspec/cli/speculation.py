@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.locating import locate, model_name
 from jaxspec.cli.drafts import cached_draft
 from jaxspec.cli.shared import Loading, clear, numbers, progress, refuse_set, view_names
+from jaxspec.config import ModelConfig
 from jaxspec.engine.captioners import check_captioner, load_captioner
 from jaxspec.engine.config import capped_gamma
 from jaxspec.engine.drafts import Mixture, mixture
@@ -109,20 +111,24 @@ class Drafting:
 
 
 def load_engine(
-    models: Model, drafting: Drafting, config: EngineConfig
+    models: Model, drafting: Drafting, config: EngineConfig, check: Callable[[ModelConfig], None]
 ) -> tuple[Engine, list[str]]:
     """Load all models; return their engine and lines about them.
 
     Options are checked before any model is read.
+
+    check: Raises InputError for options that the target cannot obey.
     """
     drafts = [_locate_draft(name, models.target, drafting) for name in drafting.draft]
     parts = mixture(config.views, [read_draft_config(path) for path in drafts])
     _check_drafts(drafting, parts)
     if parts.names:
         config.rule.first(parse_weights(config.weights, len(parts.names)), vocabulary=1)
+        if not config.auto:
+            config.padded(config.length + 1)
     mesh = None if models.model_parallel == 1 else make_mesh(models.model_parallel)
     path = locate(models.target, models.revision)
-    directories.read_config(path)
+    check(directories.read_config(path))
 
     how = {"dtype": models.computes_in, "tiles": models.tiles}
     progress(f"loading target {path}")

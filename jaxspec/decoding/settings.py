@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -55,9 +56,14 @@ def _are_tokens(value: object) -> bool:
     return isinstance(value, list | tuple) and all(map(is_count, value))
 
 
+def _is_text(value: object) -> bool:
+    """Return whether a value is a string without half a character, which no tokeniser reads."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
+
+
 def _are_words(value: object) -> bool:
     return isinstance(value, list | tuple) and all(
-        bool(word) and (isinstance(word, str) or _are_tokens(word)) for word in value
+        bool(word) and (_is_text(word) or _are_tokens(word)) for word in value
     )
 
 

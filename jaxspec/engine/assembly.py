@@ -173,13 +173,7 @@ def build_program(
                 f"writes in one pass; give at most {source.longest}"
             )
     drafter = make_drafter(sources, config.length, target.text.vocab_size, tree)
-    block = drafter.nodes + 1
-    # Nodes of a tree are in other cache slots than a chain's tokens, so sums round differently.
-    if config.width is not None and tree is not None:
-        raise InputError(f"width: {config.width} with a tree; leave out width or tree")
-    width = config.width or block
-    if width < block:
-        raise InputError(f"width: {width}, but a block has {block} tokens; give {block} or more")
+    width = config.padded(drafter.nodes + 1)
     return Speculator(target, drafter, config.rule, config.trace, width)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,7 +62,7 @@ def check_captioner(text: str) -> None:
     if kind == "jax":
         directories.read_config(locate(where))
     elif kind == "file":
-        if not local_path(text.removeprefix("file:")).is_file():
+        if not os.path.isfile(local_path(text.removeprefix("file:"))):
             raise InputError(f"captioner {text}: no such file; check the path")
     else:
         _in_torch(kind, where, how).check()
@@ -224,7 +225,7 @@ class TransformersCaptioner:
     @property
     def _on_hub(self) -> tuple[str, str | None] | None:
         """Return its id and revision on the hub; None for a local directory."""
-        return None if Path(self.source).expanduser().is_dir() else hub_id(self.source)
+        return None if os.path.isdir(os.path.expanduser(self.source)) else hub_id(self.source)
 
     @property
     def identity(self) -> str:

@@ -147,6 +147,21 @@ class EngineConfig(Batching):
         """Return the draft length, where there is one."""
         return LENGTH if self.gamma == "auto" else self.gamma
 
+    def padded(self, block: int) -> int:
+        """Return the tokens of a pass over a block of so many.
+
+        Raises InputError for a width that does not hold the block, or that is given with a tree.
+        """
+        # Nodes of a tree are in other cache slots than a chain's tokens, so sums round differently.
+        if self.width is not None and self.tree is not None:
+            raise InputError(f"width: {self.width} with a tree; leave out width or tree")
+        width = self.width or block
+        if width < block:
+            raise InputError(
+                f"width: {width}, but a block has {block} tokens; give {block} or more"
+            )
+        return width
+
     @cached_property
     def rule(self) -> Weighting:
         """Return the rule by which weights are learned."""

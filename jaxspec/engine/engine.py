@@ -165,7 +165,7 @@ class Engine:
         prefixes: Most bytes that it keeps of prompts, for others that begin alike.
         """
         rows = self.batcher.config.batch_size
-        read = self.batcher.read_examples(examples)
+        read = self.batcher.read_examples(_listed(examples))
         return Batch(self.batcher, read, rows, live=True, prefixes=prefixes)
 
     def samples(self, request: Request | str, count: int) -> list[Result]:
@@ -196,7 +196,7 @@ class Engine:
             raise InputError(f"tokens: {tokens!r:.60}; give the token ids of an answer")
         if not 0 <= answer.min() <= answer.max() < vocabulary:
             raise InputError(f"tokens: {tokens!r:.60}; give ids from 0 to {vocabulary - 1}")
-        request = Request(request) if isinstance(request, str) else request
+        request = request if isinstance(request, Request) else Request(request)
         (read,) = self.batcher.read([replace(request, max_new_tokens=1)])
         prompts, starts = self.batcher.scored(read, tokens)
         held, count = self.batcher.held([read]), answer.shape[1]
@@ -210,7 +210,7 @@ class Engine:
 
     def prefill(self, requests: Sequence[Request | str]) -> DecodeState:
         """Prefill at most `batch_size` requests as one batch and return the state."""
-        read = self.batcher.read(requests)
+        read = self.batcher.read(_listed(requests))
         together, rows = self.batcher.together(read), self.batcher.rows(len(read))
         options = together.options(read, rows)
         return self.batcher.prefill(together, read, options, together.sizes.new)[0]

@@ -83,6 +83,7 @@ class PromptEncoder:
     None leaves the choice to the template."""
 
     def __post_init__(self) -> None:
+        check_text(self.system)
         if self.thinking is not None:
             check_thinking(self.tokenizer)
         if self.image_token is None:

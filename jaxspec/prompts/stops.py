@@ -67,9 +67,8 @@ class AnswerText:
         self.text = whole if self.after else whole.strip()
         if self.records:
             readable = whole.rstrip("\ufffd")
-            grows = readable.startswith(self._readable)
-            self.pieces.append(readable[len(self._readable) :] if grows else "")
-            self._readable = readable if grows else self._readable
+            self.pieces.append(readable[len(self._readable) :])
+            self._readable += self.pieces[-1]
         if self.stops:
             head, text = (x if self.after else x.lstrip() for x in (self._head, whole))
             start = max(len(head) - max(map(len, self.stops)), 0)
@@ -155,14 +154,16 @@ class ReasonedText:
 
 
 def text_so_far(before: str, text: str, stops: Sequence[str]) -> str:
-    """Return the part of an unfinished answer's text that no later token changes.
+    """Return the part of an unfinished answer's text that is sent now, and not taken back.
 
-    An incomplete character, or a text that may become a stop string, is held back.
+    An incomplete character, or a text that may become a stop string, is held back. Where the
+    tokeniser rewrites what was sent ("ca n" becomes "can't"), the text goes on behind as many
+    characters.
 
     before: The part that an earlier call returned, with which the new one begins.
     """
     letters = text.rstrip("\ufffd").rstrip()
-    longer = letters if letters.startswith(before) else before
+    longer = before + letters[len(before) :]
     overlaps = (
         n
         for stop in stops

@@ -29,7 +29,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
@@ -149,6 +149,12 @@ class Server:
         return FileResponse(self.settings.example[0], headers=HEADERS)
 
     async def _nothing(self, request: Request) -> Response:
+        """Refuse a path that is not served, or not for this method."""
+        for route in request.app.routes:
+            if route.matches(request.scope)[0] is Match.PARTIAL:
+                methods = ", ".join(sorted(route.methods))
+                mend = f"method: {request.method} is not served here; give {methods}"
+                raise HTTPException(405, mend, {"Allow": methods})
         raise HTTPException(404)
 
     async def _answer(self, chats: bool, request: Request) -> Response:

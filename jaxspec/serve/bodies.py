@@ -60,6 +60,8 @@ SILENT = {
     *("parallel_tool_calls", "prompt_cache_key", "cache_salt", "reasoning_effort"),
 }
 """Fields that change no answer."""
+OF_STREAMS = ("include_usage", "include_obfuscation", "continuous_usage_stats")
+"""Fields of `stream_options`. Only the first changes an answer's parts."""
 PASSED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "max_soft_tokens"),
@@ -225,7 +227,7 @@ def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Jo
         options["seed"] = seed % 2**32
     options["logit_bias"] = _logit_bias(body)
     form, options["response_format"] = _answer_form(body)
-    options["min_new_tokens"] = whole_number(body, "min_tokens", 0) or None
+    options["min_new_tokens"] = whole_number(body, "min_tokens", None)
     name, most = _token_limit(body)
     names = {"max_new_tokens": name, "response_format": form}
     stream = flag(body, "stream")
@@ -234,7 +236,9 @@ def _job(body: dict[str, Any], prompts: Sequence[Request], limits: Limits) -> Jo
     lane: Lane = "drafted" if flag(body, "draft", default=True) else "plain"
     if lane == "plain" and not limits.races:
         raise InputError("draft: false needs a server that was started with --race")
-    usage = flag(typed(body, "stream_options", dict, {}), "include_usage")
+    parts = typed(body, "stream_options", dict, {})
+    check_keys({key: value or None for key, value in parts.items()}, OF_STREAMS, "stream_options")
+    usage = flag(parts, "include_usage")
     with in_names(names):
         requests = tuple(
             replace(prompt, **{"seed": secrets.randbits(32)} | options) for prompt in prompts

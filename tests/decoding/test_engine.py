@@ -331,6 +331,12 @@ def test_a_string_a_request_many_or_none(engine: Engine) -> None:
     assert alone.stats.tokens_per_pass == alone.stats.emitted / alone.stats.steps
     assert math.isnan(engine.generate(Request("Hi", 1)).stats.tokens_per_pass)  # prefill gave it
     assert engine.generate([]) == []
+    number: Any = 5
+    for call in (engine.generate, engine.prefill, engine.live):
+        with pytest.raises(InputError, match=r"^requests: a int; give a Request"):
+            call(number)
+    with pytest.raises(InputError, match=r"^prompt: a int; give a string"):
+        engine.logprobs(number, [1])
 
 
 def test_images_are_decoded_batch_by_batch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

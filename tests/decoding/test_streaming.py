@@ -200,6 +200,28 @@ def test_an_answer_that_continues_a_prompt_keeps_its_spaces(
         assert "".join(pieces).lstrip() == encoder.text(tokens)
 
 
+def test_a_stream_goes_on_where_sent_text_is_rewritten(encoders: dict[str, PromptEncoder]) -> None:
+    """A stream, and its pieces, go on where the tokeniser rewrites what was sent: it joins "ca n't",
+    and a bad byte makes the letter before it unreadable.
+    """
+    joining, fallback = encoders["joining"], encoders["byte fallback"]
+    letter: Any = fallback.tokenizer.convert_tokens_to_ids(["<0xC3>", "<0x84>", "<0xC3>"])
+    cases = (
+        (joining, joining.ids("I ca n't see it in here.")),
+        (fallback, [*letter, *fallback.ids(" it in here.")]),
+    )
+    for encoder, tokens in cases:
+        answer, sent = AnswerText(encoder, pieces=True), [""]
+        for token in tokens:
+            answer.extend([token])
+            sent.append(text_so_far(sent[-1], answer.text, ()))
+        assert all(after.startswith(before) for before, after in pairwise(sent))
+        assert not answer.text.startswith(sent[-1])
+        for text in (sent[-1], "".join(answer.pieces)):
+            assert len(text) == len(answer.text)
+            assert text.endswith(" it in here.")
+
+
 def test_a_stop_string_may_begin_tokens_before(encoders: dict[str, PromptEncoder]) -> None:
     for encoder in encoders.values():
         answer = AnswerText(encoder, ["日", "pfel, 日"])

@@ -39,6 +39,15 @@ def test_all_tokens_are_asked_for_whatever_the_models_file_says() -> None:
     assert numbers == [None, 0, 5]
 
 
+def test_an_answer_may_be_short_whatever_the_models_file_says() -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    numbers = [
+        chat(body | options, ENCODER, LIMITS).requests[0].min_new_tokens
+        for options in ({}, {"min_tokens": 0}, {"min_tokens": 5})
+    ]
+    assert numbers == [None, 0, 5]
+
+
 def test_each_prompt_has_a_seed_of_its_own_unless_the_body_has_one() -> None:
     body = {"prompt": ["Once", "Once"]}
     first, second = completion(body, ENCODER, LIMITS).requests
@@ -93,6 +102,7 @@ def test_images_of_strangers_fill_no_log() -> None:
         {"stop_token_ids": [], "ignore_eos": False, "include_stop_str_in_output": False},
         {"length_penalty": 1.0, "use_beam_search": False, "min_tokens": 0, "bad_words": []},
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+        {"stream": True, "stream_options": {"continuous_usage_stats": True, "x": False}},
         {"seed": -1},
         {"seed": 2**63 + 5},
         {"messages": [{"role": "user", "type": "text", "content": "Hi"}]},

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
+from jaxspec.cli.serve import Bounds, Listening, Serve, ServedModel, _changed
+from jaxspec.cli.speculation import Drafting
 from jaxspec_demo.models import EYES
 from jaxspec_demo.models import served as options
 from tests.conftest import ROOT
@@ -86,12 +88,37 @@ def test_it_warms_up_answers_and_ends_what_it_has_begun(pair: tuple[Path, Path])
         (("--target", "x", "--timeout", "inf"), "--timeout: inf"),
         (("--target", "x", "--image-dir", "absent"), "--image-dir: absent: no such directory"),
         (("--target", "x", "--race"), "--race: nothing drafts; give --draft, or leave it out"),
+        (("--target", "x", "--max-pixels", "9" * 12), "max_pixels: 999999999999; give 1 to"),
+        (("--target", "x", "--max-soft-tokens", "5"), "max_soft_tokens: 5; give one of 70, 140"),
+        (("--target", "x", "--insecure", "--host", "ä" * 70), f"--host: {'ä' * 70}:8000: "),
+        (("--target", "x", "--insecure", "--host", "a:b"), "--host: a:b:8000: "),
+        (("--target", "x", "--insecure", "--host", "192.0.2.1"), "--host: 192.0.2.1:8000: "),
+        (("--target", "x", "--image-dir", "a" * 300), ": no such directory"),
+        (("--target", "x", "--max-body", "9" * 20), "--max-body: 99999999999999999999; give a"),
+        (("--target", "x", "--model", "\udce9"), r"--model: '\udce9'; give a name of printable"),
+        (("--demo", "--target", "x"), "--target: --demo brings its own; leave one of them out"),
+        (("--demo", "--draft", "x"), "--draft: --demo brings its own; leave one of them out"),
     ],
 )
 def test_options_are_checked_before_anything_is_read(
     options: tuple[str, ...], words: str, refusal: Callable[..., str]
 ) -> None:
     assert words in refusal("serve", *options)
+
+
+def test_options_that_the_target_cannot_obey_are_refused_before_it_is_loaded(
+    refusal: Callable[..., str], pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxspec.cli.speculation.LoadedModel", None)
+    words = "--prompt-buckets: 1024 tokens, and 512 --max-new-tokens, are over the target's context"
+    assert words in refusal("serve", "--target", pair[0], "--port", "0")
+
+
+def test_options_that_are_given_with_the_demo_hold() -> None:
+    args = Serve(ServedModel(demo=True), Drafting(), Listening(), Bounds(max_new_tokens=64))
+    changed = _changed(args, {"race": True, "max_new_tokens": 128, "gamma": 7})
+    sizes, drafting, listening = changed.sizes, changed.drafting, changed.listening
+    assert (sizes.max_new_tokens, drafting.gamma, listening.race) == (64, 7, True)
 
 
 def test_a_port_in_use_is_named(refusal: Callable[..., str], pair: tuple[Path, Path]) -> None:

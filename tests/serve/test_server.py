@@ -212,6 +212,7 @@ def test_the_openai_client_is_answered(served: Served) -> None:
         ({"logit_bias": {"x": 1}}, "logit_bias: give"),
         ({"tools": [{"type": "function"}]}, "tools: not supported"),
         ({"nonsense": 1}, "nonsense: no such field"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x: not supported"),
         ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x: not supported"),
         ({"chat_template_kwargs": {"enable_thinking": 1}}, "enable_thinking: give true or false"),
         ({"chat_template_kwargs": {"enable_thinking": True}}, "thinking: the chat template has no"),
@@ -789,6 +790,10 @@ def test_other_paths_and_hosts_are_refused_with_the_mend(served: Served) -> None
         assert status == 404
         assert b"/v1/chat/completions and /v1/completions are served" in content
     assert post(served, b"{}", path="responses")[0] == 404
+    status, content, headers = get(served, "/v1/chat/completions")
+    assert (status, headers["allow"]) == (405, "POST")
+    assert b"method: GET is not served here; give POST" in content
+    assert post(served, b"{}", path="models")[0] == 405
     status, answer = post(served, b"{}", {"Host": "Elsewhere.example:80"})
     assert status == 400
     assert "'elsewhere.example' is not allowed; start it" in answer["error"]["message"]
