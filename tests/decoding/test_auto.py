@@ -386,6 +386,21 @@ def test_a_run_whose_draft_first_read_what_others_wrote_says_nothing_of_its_bloc
     ]
 
 
+def test_what_a_draft_must_read_first_counts_as_a_cost_of_its_choice() -> None:
+    """Reading is no loss of the blocks behind it, but later it may make plain decoding better."""
+    policy = Policy([PLANS[0], PLANS[2]], spent=1e4)
+    for plan, ms in enumerate((10.0, 14.0, 10.0, 14.0)):
+        policy.measured(plan % 2, "1x64", ms)
+        policy.compiled.add((plan % 2, ""))
+    three = np.asarray([3, 3, 0, 0, 0, 0, 0])[: policy.places]
+    gain = Gain({}, DecodeStats(3, 9, three, three, None), unread={0: 100})  # pyright: ignore
+    policy.observe(Choice(1, 4, True), "1x64", "", 3 * 14.0 + 200.0, 0.0, [gain])
+    assert policy.reading == {0: 2.0}
+    assert policy.debt == 0
+    choices = [policy.choose([{}], "1x64", "", {0: unread}) for unread in (0, 300)]
+    assert [choice.plan for choice in choices] == [1, 0]
+
+
 def test_the_middle_of_three_runs_counts() -> None:
     policy = Policy(PLANS)
     for ms in (50.0, 8.0, 9.0, 40.0):

@@ -61,7 +61,11 @@ class Pace:
         """
         if longest >= self.until or (rows, program) != (self.rows, self.program):
             beliefs = [self.beliefs[i] for i in rows]
-            self.choice = self.policy.choose(beliefs, sizes, program)
+            unread = {
+                source: max((self.unread[i][source] for i in rows), default=0)
+                for source in self.readers
+            }
+            self.choice = self.policy.choose(beliefs, sizes, program, unread)
             self.until = longest + self.choice.tokens
             self.rows, self.sizes, self.program = rows, sizes, program
         return self.plans[self.choice.plan], self.until - longest
@@ -106,10 +110,10 @@ class Pace:
                 foreseen[sources] = shadow.add(hits, self.policy.places)
         return foreseen
 
-    def _read(self, i: int, count: int) -> int:
-        """Note what the run's sources have read; return how much they had not read before it."""
+    def _read(self, i: int, count: int) -> Mapping[int, int]:
+        """Note what the run's sources have read; return how much each had not read before it."""
         plan, unread = self.policy.plans[self.choice.plan], self.unread[i]
-        before = max((unread[source] for source in plan.drafting), default=0)
+        before = {source: unread[source] for source in plan.drafting}
         for source in self.readers:
             unread[source] = 0 if source in plan.drafting else unread[source] + count
         return before
