@@ -1,4 +1,4 @@
-"""Measurements: `python -m eval.NAME --help` describes each."""
+"""Measure what drafts gain; `python -m eval.NAME --help` describes each script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All figures that need an accelerator: passes and forced loops of LLaVA-1.5 with its drafts.
+"""Measure what needs an accelerator: passes and forced loops of LLaVA-1.5 with its drafts.
 
     python -m eval.accelerator --out results/accelerator --page docs/performance.md
     python -m eval.accelerator --out results/accelerator --page docs/performance.md --parts
@@ -49,7 +49,7 @@ def main(
     page: Path | None = None,
     debug: bool = False,
 ) -> None:
-    """Runs the parts until the time is spent.
+    """Run the parts until the time is spent.
 
     Args:
       out: Directory; each part gets a folder in it.

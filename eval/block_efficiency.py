@@ -1,4 +1,4 @@
-"""Block-efficiency table: rows of views and weightings x sets x turns, next to plain decoding.
+"""Measure block efficiency and speed-ups of views and weightings, next to plain decoding.
 
     python -m eval.block_efficiency mini --out runs/mini
     python -m eval.block_efficiency mini --limit 10 --gamma 3
@@ -73,7 +73,7 @@ class Options:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measures tokens per pass (block efficiency, tau) and speed-ups of the preset's rows."""
+    """Measure tokens per pass (block efficiency, tau) and speed-ups of the preset's rows."""
     preset, config, options = parse_command(Options, __doc__, args)
     check_row(options.against, [row.name for row in config.rows])
     timed = f"the median of {config.repeats} runs by turns" if config.times else ""

@@ -1,4 +1,4 @@
-"""Collaborative decoding: every method on every set, and sweeps of quality and speed.
+"""Measure collaborative decoding: every method on every set, and sweeps of quality and speed.
 
     python -m eval.collaborative gsm8k --data gsm8k=path/to/test.jsonl --out runs/collaborative
     python -m eval.collaborative visual --limit 8
@@ -63,7 +63,7 @@ SPEEDS: dict[str, Callable[[Record], str]] = {
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measures ensembles (WE) and contrasts (CD) of the preset's pairings of models."""
+    """Measure ensembles (WE) and contrasts (CD) of the preset's pairings of models."""
     preset, config, options = parse_command(
         Options, __doc__, args, CollaborativeEvalConfig, "gsm8k"
     )

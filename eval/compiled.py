@@ -1,4 +1,4 @@
-"""Compilers' estimates for absent TPUs and GPUs: memory, bytes moved, messages and cycles.
+"""Print compilers' estimates for absent TPUs and GPUs: memory, bytes moved, messages, cycles.
 
     python -m eval.compiled llava7b_68m --chips v5e:1x1 v5e:2x2 --batches 1 8
     python -m eval.compiled llava7b_68m --chips v5e:1x1 --programs plain chain --widths 1 8 16
@@ -72,7 +72,7 @@ def main(
     tree: str | None = None,
     xla: tuple[str, ...] = (),
 ) -> None:
-    """Compiles programs for the shapes of a preset in configs/latency.
+    """Compile programs for the shapes of a preset in configs/latency.
 
     Args:
       preset: A preset of configs/latency, listed above.

@@ -1,4 +1,4 @@
-"""Quality of the draft's and the target's own answers: accuracy, pass@1, ROUGE-L and METEOR.
+"""Score the draft's and the target's own answers: accuracy, pass@1, ROUGE-L and METEOR.
 
     python -m eval.draft_quality mini --limit 20 --out runs/quality
     python -m eval.draft_quality mini --attributes 40
@@ -89,7 +89,7 @@ class Options(RunsCode):
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measures the quality of the target's and the draft's own answers."""
+    """Measure the quality of the target's and the draft's own answers."""
     preset, config, options = parse_command(Options, __doc__, args)
     with Run(preset, vars(config) | vars(options), options.out) as run:
         loaded = load_models(replace(config, captioner=None))
@@ -139,7 +139,7 @@ def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
 
 
 def answering(model: LoadedModel, view: str, config: EngineConfig) -> Engine:
-    """Return an engine in which the model answers alone, and sees images in the given view."""
+    """Return an engine in which only the model answers, and sees images in the given view."""
     if view == "M":
         return engine_of(model, None, config)
     # Only collaborating models have views of their own; the second, which sees text, has weight 0.

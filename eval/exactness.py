@@ -1,4 +1,4 @@
-"""Token identity of greedy answers with and without the draft, and a test of sampled answers.
+"""Compare greedy answers with and without the draft token by token, and test sampled answers.
 
     python -m eval.exactness mini --limit 5 --out runs/exactness
     python -m eval.exactness mini --gammas 5 --batches 8 --draws 0
@@ -84,7 +84,7 @@ class Options:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measures token identity, and tests the distribution of sampled answers."""
+    """Measure token identity, and test the distribution of sampled answers."""
     preset, config, options = parse_command(Options, __doc__, args)
     if config.temperature:
         raise InputError(

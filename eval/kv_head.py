@@ -1,4 +1,4 @@
-"""KV heads against separate drafts, as in AASD's Table 1: omega, alpha, tau and delta.
+"""Compare KV heads with separate drafts, as in AASD's Table 1: omega, alpha, tau and delta.
 
     python -m eval.kv_head aasd --limit 20
     python -m eval.kv_head aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \\
@@ -6,7 +6,7 @@
 
 The lines are the preset's rows, the drafts of --baselines, the preset's own head, and the heads of
 --heads, such as ablations that are trained. --untrained adds the preset's head without its
-projector, or without keys and values of images, of text, or of both, not trained for the loss.
+projector, or without keys and values of images, of text, or of both, not trained again.
 Writes results.json, records.jsonl, prompts.jsonl and table.md into --out.
 """
 
@@ -54,7 +54,7 @@ class Options:
     """NAME=DIRECTORY of drafts, or NAME=DIRECTORY:VIEW. The default view is M for LVLMs and T for
     text models."""
     untrained: bool = False
-    """Also take parts from the preset's head without training it for their loss."""
+    """Also remove parts of the preset's head without training it again."""
     against: str = ""
     """A draft or head, against which the table of intervals compares the others."""
     gammas: tuple[int, ...] = (3, 5)
@@ -69,7 +69,7 @@ class Options:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measures alpha, tau (block efficiency), omega (walltime speed-up) and delta of drafts."""
+    """Measure alpha, tau (block efficiency), omega (walltime speed-up) and delta of drafts."""
     preset, config, options = parse_command(Options, __doc__, args)
     timed = f"the median of {config.repeats} runs by turns" if config.times else ""
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:

@@ -1,4 +1,4 @@
-"""Latency of a pair with random weights: passes, images, mixtures, loops at forced acceptance.
+"""Time a pair with random weights: passes, images, mixtures, loops at forced acceptance.
 
     python -m eval.latency mini --out runs/latency_mini
     python -m eval.latency llava7b_68m --parts passes forced --batches 1 8
@@ -66,7 +66,7 @@ def main(
     dtype: str | None = None,
     debug: bool = False,
 ) -> None:
-    """Times the shapes of a preset in configs/latency.
+    """Time the shapes of a preset in configs/latency.
 
     Args:
       preset: A preset of configs/latency, listed above.

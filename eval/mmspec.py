@@ -1,4 +1,4 @@
-"""MMSpec's conversations: answers of every method and the summary, in MMSpec's own files.
+"""Answer MMSpec's conversations by every method, and write MMSpec's own files.
 
     python -m eval.mmspec llava15 --data mmspec=PATH --limit 600 --batch-size 1 \\
         --max-new-tokens 1024
@@ -77,7 +77,7 @@ class Options:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Answers MMSpec's conversations with and without the draft, or replays recorded answers."""
+    """Answer MMSpec's conversations with and without the draft, or replay recorded answers."""
     kinds = EvalConfig, RecordedConfig
     preset, config, options = parse_command(Options, __doc__, args, kinds)
     timed = ""

@@ -1,4 +1,4 @@
-"""jaxspec and transformers on the same weights and prompts: tokens a second and a call.
+"""Compare jaxspec with transformers on the same weights and prompts, in tokens per second.
 
     python -m eval.peers mini --out runs/peers_mini
     python -m eval.peers pair55m --new 128
@@ -93,7 +93,7 @@ def main(
     threads: int | None = None,
     debug: bool = False,
 ) -> None:
-    """Times jaxspec and transformers on one pair.
+    """Time jaxspec and transformers on one pair.
 
     Args:
       preset: Pair of models, see above.

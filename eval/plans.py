@@ -1,4 +1,4 @@
-"""Measure what `--gamma auto` gains over plain decoding, beside each of its plans and hindsight.
+"""Measure the gain of `--gamma auto` over plain decoding, next to its plans and to hindsight.
 
     python -m eval.plans smollm2 --limit 20 --repeats 3
     python -m eval.plans eyes --turns 1 --limit 10 --temperature 1
@@ -6,8 +6,8 @@
 An engine of each plan, plain decoding and `auto` answer each question by turns, so that other load
 slows all of them equally. `auto, cold` is an engine that is new at each set and in each turn: its
 programs are compiled, but it has measured nothing, and learns costs and acceptance as it answers.
-`auto, warm` is one engine for the whole table. Before it, it has answered as many other questions
-of each set, the sets in turn.
+`auto, warm` is one engine for the whole table. Beforehand it has answered as many other questions
+of each set, the sets in turn. Hindsight is the plan that was fastest on a set, or on a request.
 
 Writes results.json, records.jsonl and table.md into --out; the same command continues a stopped
 run after its last finished turn of all engines over a set.
@@ -59,7 +59,7 @@ class Options:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measures what `--gamma auto` gains over plain decoding, beside each of its plans."""
+    """Measure the gain of `--gamma auto` over plain decoding, next to each of its plans."""
     preset, config, options = parse_command(Options, __doc__, args)
     timed = f"medians of {config.repeats} runs by turns"
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:

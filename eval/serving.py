@@ -1,4 +1,4 @@
-"""Load on `jaxspec serve`: requests a second, time to the first token, time per token.
+"""Measure `jaxspec serve` under load: requests a second, time to the first token, time per token.
 
     jaxspec serve --target smollm2-eyes --draft jaxspec_demo/smollm2_eyes/kv_head \\
         --max-new-tokens 64 --prompt-buckets 64,128,192,256 --prefix-bytes 0 --port 8000
@@ -58,7 +58,7 @@ def main(
     new: int = 64,
     images: bool = True,
 ) -> None:
-    """Measures a running server.
+    """Measure a running server.
 
     Args:
       out: Directory for results.json and table.md.
@@ -70,7 +70,7 @@ def main(
       clients: Numbers of clients that ask at once.
       requests: Requests of each measurement.
       new: Maximum tokens of an answer.
-      images: Leave the picture out of each second request.
+      images: Send a picture with each second request; without it, all requests are text.
     """
     options = dict(locals())
     if min(clients, default=0) < 1 or min(requests, new) < 1:

@@ -1,4 +1,4 @@
-"""Prints the tables of a folder of results for a paper, or as CSV.
+"""Print the tables of a folder of results for a paper, or as CSV.
 
     python -m eval.tables results/eyes_kv_head
     python -m eval.tables results/eyes_kv_head --format csv

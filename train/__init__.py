@@ -1,4 +1,4 @@
-"""Training: `python -m train.NAME --help` describes each script."""
+"""Train models and drafts; `python -m train.NAME --help` describes each script."""
 
 from __future__ import annotations
 

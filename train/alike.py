@@ -1,12 +1,13 @@
-"""Trains a head of every kind alike for `smollm2-eyes`, and compares their tokens per pass.
+"""Train ten heads of `smollm2-eyes` alike, and compare their tokens per pass.
 
     python -m train.alike
     python -m train.alike --steps 600 --out runs/alike600
 
-All heads have one layer and learn from the same of the target's answers, in the same order, at the
-same number of anchors. They differ in what they read, EAGLE heads also in their rule for images.
-Each part is a process of its own: the answers, head after head, and the table. A stopped part goes
-on where it was, so the same command continues a stopped run. Writes the table into --out.
+The heads are KV heads, EAGLE-1 and EAGLE-3 heads with several rules for images, and a DFlash head.
+All have one layer, and learn from the same answers of the target in the same order, at the same
+number of anchors. Each part is a process of its own: the answers, head after head, and the table. A
+stopped part goes on where it was, so the same command continues a stopped run. Writes the table
+into --out.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ HEADS = {
 def main(
     steps: int = 150, samples: int = 256, limit: int = 16, out: Path = Path("runs/alike")
 ) -> None:
-    """Runs all parts, and ends with the first that fails.
+    """Run all parts, and end with the first that fails.
 
     Args:
       steps: Training steps of four rows.

@@ -1,4 +1,4 @@
-"""Lets a target answer a data set's questions, and prepares the answers for training.
+"""Let a target answer a data set's questions, and prepare the answers for training.
 
     python -m train.distill_data --target llava-hf/llava-1.5-7b-hf --data runs/data/my_mix \\
         --name my_mix_t0
@@ -52,7 +52,7 @@ class Options(Placement):
     name: str
     """Name of the new data set: lower-case words joined by _."""
     samples: int | None = None
-    """Number of samples, the first ones; all by default."""
+    """Number of samples, from the first on; all by default."""
     temperature: float = 0.0
     """0 is greedy; 1 shows a draft more of what the target may say."""
     max_new_tokens: int = 256
@@ -61,7 +61,7 @@ class Options(Placement):
     """Keep the beginnings of longer answers, which training then reads as whole ones. This wastes
     fewer of the target's tokens if answers are long."""
     draft: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Directory or hub id of a draft model or head, which makes it faster; the answers are the
+    """Directory or hub id of a draft model or head, which saves time; the answers stay the
     target's. Repeat the option for a model and a head."""
     views: tuple[str, ...] | None = None
     """Views of the prompts that a draft model reads, then lookup; by default M."""
@@ -80,7 +80,7 @@ class Options(Placement):
     dtype: str | None = None
     """Dtype of the computation; by default float32 on CPUs, else the files'."""
     out: Path = Path("runs/data")
-    """Where prepared data sets are."""
+    """Folder of prepared data sets."""
     answers: str = ""
     """Folder of the chunks; an address such as gs://bucket/NAME outlives a preempted slice. The
     default is OUT/NAME.answers."""

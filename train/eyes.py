@@ -1,4 +1,4 @@
-"""Pretrains the eyes of SmolLM2: a vision tower and a projector, on picture-book pages.
+"""Pretrain the eyes of SmolLM2: a vision tower and a projector, on picture-book pages.
 
     python -m train.eyes
     python -m train.recipe smollm2_eyes

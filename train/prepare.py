@@ -1,4 +1,4 @@
-"""Prepares training data: ArrayRecord shards that training reads at random, written once.
+"""Prepare training data: ArrayRecord shards that training reads at random, written once.
 
     python -m train.prepare llava --data mix.json --images photos --name my_mix
     python -m train.prepare text --data chat.jsonl --name chat

@@ -1,4 +1,4 @@
-"""Writes training and test prompts for drafts of a small language model.
+"""Write training and test prompts for drafts of a small language model.
 
     python -m train.prompts --data path/to/data
     python -m train.prepare text --data runs/data/prompts/train.jsonl --name prompts

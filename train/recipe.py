@@ -1,4 +1,4 @@
-"""Trains a draft model or a head by a recipe and writes its directory.
+"""Train a draft model or a head by a recipe, and write its directory.
 
     python -m train.recipe mini_text
     python -m train.recipe mini_large --data runs/data/my_mix --tune.steps 100
@@ -56,7 +56,7 @@ KIND = "train.recipes"
 
 @dataclass(frozen=True)
 class Options(OnHub):
-    """Options besides those of the stages; None keeps the recipe's."""
+    """Options in addition to those of the stages; None keeps the recipe's."""
 
     target: str | None = None
     """Directory or hub id of the target."""
@@ -74,8 +74,9 @@ class Options(OnHub):
     draft_vocabulary: int | None = None
     """Tokens that the draft scores, the most frequent of the answers; 0 keeps all."""
     held_out: str | None = None
-    """Data set to evaluate on every `evaluate_every` steps: of the target's greedy answers, to
-    simulate tokens per pass, or for a head of questions to decode, and the best head is kept."""
+    """Data set to evaluate on every `evaluate_every` steps. A draft model needs the target's greedy
+    answers, on which tokens per pass are simulated. A head needs questions, which are decoded; the
+    best head is kept."""
     runs: Path | None = None
     """Checkpoints and metrics go to RUNS/STAGE; by default runs/train/RECIPE."""
     out: Path | None = None
@@ -92,7 +93,7 @@ class Options(OnHub):
 
 @dataclass(frozen=True)
 class DraftOptions(Options):
-    """Options of a draft besides those of the stages."""
+    """Options of a draft in addition to those of the stages."""
 
     view: str | None = None
     """View of the prompts: M, T, P, P36 ..."""
@@ -105,17 +106,18 @@ class Ablation(KVHeadOptions):
     """Options of the recipe's head; see `new_head`."""
 
     feature: Feature = "none"
-    """Input besides a token's embedding: none, the paper's; the target's last hidden state; eagle1,
-    the same for a head with keys of its own, as EAGLE's and MSD's; fused, three of its hidden
-    states, which makes the head an EAGLE-3 head; block, several as keys of a DFlash head; or
-    assistant, a Gemma 4's."""
+    """Input in addition to a token's embedding: none, as in AASD; last_hidden, the target's last
+    hidden state; eagle1, the same for a head with keys of its own, such as EAGLE's and MSD's;
+    fused, three of the target's hidden states (EAGLE-3); block, several hidden states as keys of a
+    DFlash head; assistant, as in Gemma 4; or mtp, as in MiMo."""
     images: ImageRule = "placeholder"
-    """What an EAGLE head reads at the slots of images: the placeholder's embedding, the image's
-    (embedding), that alone (unfused, MSD's), or zeros for the hidden state (zero)."""
+    """Rule for what an EAGLE head reads at the slots of images: the placeholder's embedding; the
+    image's embedding; only that, without the hidden state (unfused, as MSD); or zeros in place of
+    the hidden state (zero)."""
     target_layers: tuple[int, ...] = ()
-    """Numbers of layers, in order, after which the head reads hidden states: three for fused, by
-    default 2, n/2 and n-3 of n layers, for which a target needs seven; for block by default as many
-    as it has layers, from 2 to n-2."""
+    """Numbers of layers, in order, after which the head reads hidden states. A fused head reads
+    three, by default 2, n/2 and n-3 of a target's n layers, of which it needs seven. A block head
+    by default reads as many as it has layers, from 2 to n-2."""
     layers: int = 1
     """Decoder layers."""
     width: int = 1024
@@ -125,7 +127,8 @@ class Ablation(KVHeadOptions):
     parallel: bool = False
     """Draft a block in one pass of a KV head, with learned masks behind the newest token."""
     markov: int = 0
-    """Rank of a correction by the token before, of a parallel or block head; 0 has none."""
+    """Rank of the matrix by which a parallel or block head corrects scores for the token before; 0
+    has none."""
     window: int = 0
     """Newest tokens that the layers of a fused or block head read; 0 reads all."""
     anchored: bool = False

@@ -1,4 +1,4 @@
-"""Time training steps of an EAGLE-3 head next to SpecJAX's, or of several heads together and alone.
+"""Time training steps of an EAGLE-3 head next to SpecJAX's, or of several heads together and apart.
 
     python -m train.steps small --clone SpecJAX
     python -m train.steps llama1b --clone SpecJAX --chip v5e:1x1
@@ -145,11 +145,11 @@ def main(
     chip: str | None = None,
     repeats: int = 20,
 ) -> None:
-    """Compiles the steps, and times them by turns unless a chip is named.
+    """Compile the steps, and time them by turns unless a chip is named.
 
     Args:
       shapes: Sizes of target, head and batch.
-      clone: Folder of a clone of SpecJAX; without one, three heads learn alone and together.
+      clone: Folder of a clone of SpecJAX; without one, three heads learn apart and together.
       out: Directory for results.json and table.md.
       anchors: Blocks of a row in jaxspec's steps; by default an eighth of the tokens, and all.
       chip: An absent TPU, such as v5e:1x1.

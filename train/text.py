@@ -1,4 +1,4 @@
-"""Trains a small text model on questions and answers, and writes it in Hugging Face layout.
+"""Train a small text model on questions and answers, and write it in Hugging Face layout.
 
     python -m train.text left --data path/to/gsm8k/train.jsonl
 

@@ -1,4 +1,4 @@
-"""Makes the trained models' tokenisers: byte-fallback BPE in Llama's style."""
+"""Make the trained models' tokenisers: byte-fallback BPE in Llama's style."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def train_tokenizer(
     """Return a tokeniser of so many tokens, the same on every machine.
 
     Args:
-      extra: Special tokens besides Llama's.
+      extra: Special tokens in addition to Llama's.
     """
     special = (*SPECIAL, *extra)
     core = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))

@@ -1,4 +1,4 @@
-"""Pretrains the mini vision tower, instead of CLIP, on the pages' attributes.
+"""Pretrain the mini vision tower, instead of CLIP, on the pages' attributes.
 
     python -m train.tower
     python -m train.recipe mini_target

@@ -159,7 +159,7 @@ class Drafting(Decoding):
     batch_size: int = 8
     """Requests that decode together."""
     times: bool = True
-    """Time answers and passes. --no-times counts tokens alone, exactly on a busy machine too."""
+    """Time answers and passes. --no-times only counts tokens, exactly on a busy machine too."""
     trace: bool = False
     """Keep the writer of each token, for figures of weights and overlap and for report.html."""
 

@@ -23,7 +23,7 @@ ASKED = ("dataset", "sample", "turn", "follow_up")
 
 
 DRAWN = 128
-"""Most pixels a side of picturebook's images."""
+"""Maximum pixels a side of picturebook's images."""
 LEGEND = {
     "target": "written by the target",
     "several": "drafted: several views predicted it",

@@ -46,7 +46,7 @@ class Source(ABC):
 
 @dataclass
 class Lookup(Source):
-    """Draft as jaxspec's source `lookup` does alone (`jaxspec/decoding/sources/lookup.py`)."""
+    """Draft as jaxspec's source `lookup` does by itself (`jaxspec/decoding/sources/lookup.py`)."""
 
     in_tree: bool
     """Whether nodes match verified tokens only; a chain's tokens match earlier drafts too."""

@@ -54,7 +54,7 @@ def ours(
     lookup.
 
     Args:
-      new: Most new tokens of any request, which fixes the shapes.
+      new: Maximum new tokens of any request, which fixes the shapes.
       buckets: Prompt lengths that programs are compiled for.
     """
 
