@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TextIO
 from jaxspec.errors import InputError, first_line, nearest, printable, reading
 
 _NARROWEST = 40
-"""Least columns of a terminal."""
+"""Minimum columns of a terminal."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 CLONE = Path(__file__).resolve().parents[1]
 _LONGEST = 200
-"""Most characters that are kept of another library's message."""
+"""Maximum characters that are kept of another library's message."""
 
 
 class InputError(ValueError):

@@ -16,7 +16,7 @@ from jaxspec.errors import InputError, nearest
 
 DTYPES = ("float32", "bfloat16", "float16")
 PROGRAM_BYTES = 2**30
-"""Most bytes that compiled programs take on disk."""
+"""Maximum bytes that compiled programs take on disk."""
 
 
 def setup_runtime() -> None:

@@ -39,7 +39,7 @@ class Processors(struct.PyTreeNode):
     presence: Float[Array, " B"]
     frequency: Float[Array, " B"]
     min_p: Float[Array, " B"]
-    """Least probability that sampling keeps, in units of the largest one."""
+    """Minimum probability that sampling keeps, in units of the largest one."""
     biases: Biases
     ngram: Int[Array, " B"] | None
     """Size of n-grams that come once only, 0 for any; None if no row has one."""

@@ -1,9 +1,9 @@
 """Place arrays on a mesh by one strict table: parameter path -> logical axes -> mesh axes.
 
 The mesh has three axes. `data` splits batches, `fsdp` splits parameters and batches in training,
-`model` splits heads, MLPs and the vocabulary. The axes are of type Auto: XLA propagates the
-placements that the table and `constrain` give. A path joins the keys of the parameter tree by "/".
-Every path of every family matches exactly one row.
+`model` splits attention heads, MLPs and the vocabulary. The axes are of type Auto: XLA propagates
+the placements that the table and `constrain` give. A path joins the keys of the parameter tree by
+"/". Every path of every family matches exactly one row.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def logical_axes(path: str, more: Axes = ()) -> tuple[str | None, ...]:
 
     The scales of an int8 matrix are split like its rows.
 
-    more: Rows besides those of `TABLE`.
+    more: Rows in addition to those of `TABLE`.
     """
     if path.endswith("/scale"):
         return logical_axes(path.removesuffix("scale") + "weight", more)[:1]
@@ -181,7 +181,7 @@ def spec(
     mesh: Mesh | AbstractMesh,
     more: Axes = (),
 ) -> PartitionSpec:
-    """Return the split of a parameter. Heads stay whole, so their number must divide.
+    """Return the split of a parameter. Attention heads stay whole, so their number must divide.
 
     Layers may have numbers of their own.
 
@@ -288,9 +288,9 @@ def constrain(x: Array, *axes: str | None) -> Array:
 def gather(x: Array, *axes: str | None) -> Array:
     """Gather x, a product with a split matrix, inside `jit`; keep these axes split.
 
-    For many rows XLA would gather the matrix on GPUs, 250 MiB of LLaVA-1.5-7B's head for 6 MiB of
-    logits. The barrier prevents that. TPUs gather the product anyway, and there blocks of eight
-    rows took 11 % more cycles with the barrier.
+    For many rows XLA would gather the matrix on GPUs, 250 MiB of LLaVA-1.5-7B's output matrix for
+    6 MiB of logits. The barrier prevents that. TPUs gather the product anyway, and there blocks of
+    eight rows took 11 % more cycles with the barrier.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return x
@@ -300,7 +300,7 @@ def gather(x: Array, *axes: str | None) -> Array:
 
 
 FEW = 256
-"""Most rows that a pass of a decode loop multiplies; prefill and training have more."""
+"""Maximum rows that a pass of a decode loop multiplies; prefill and training have more."""
 
 
 def row_major(x: Array) -> Array:

@@ -35,7 +35,7 @@ class TokenTree(struct.PyTreeNode):
     mask: TreeMask
     """Depths and ancestors of all nodes, with which the target reads them."""
     tries: int = struct.field(pytree_node=False)
-    """Most nodes that can be tried: all children of the nodes on one path."""
+    """Maximum nodes that can be tried: all children of the nodes on one path."""
     depth: int = struct.field(pytree_node=False)
     """Number of nodes on the longest path, J."""
 

@@ -47,7 +47,7 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 _TORCH = (2, 11)
 """The first torch that lists tensors without reading them; loading was unsafe before 2.10."""
 _LARGEST = 256 << 20
-"""Most bytes of a file that holds no weights; the largest known tokenisers have 40 million."""
+"""Maximum bytes of a file that holds no weights; the largest known tokenisers have 40 million."""
 
 
 def check_files(path: Path) -> None:

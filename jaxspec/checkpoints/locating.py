@@ -16,7 +16,7 @@ from jaxspec.errors import InputError, check_path, reading
 from jaxspec.plugins import load_plugin, plugins
 
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md", "mask_embedding.pt")
-"""Patterns of a checkpoint's files besides its weights."""
+"""Patterns of a checkpoint's files, except its weights."""
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 """The form of a repository's id on the hub."""
 _HUB_ID = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?")

@@ -51,7 +51,7 @@ _PATCH_SETTINGS = {
     *("do_resize", "do_rescale", "do_normalize", "do_convert_rgb", "image_mean", "image_std"),
 }
 QWEN_PIXELS = 1 << 25
-"""Most pixels of an image that a Qwen processor may ask for."""
+"""Maximum pixels of an image that a Qwen processor may ask for."""
 
 
 def has_tokenizer(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """`jaxspec drafts`: list the published drafts that are known for a target.
 
-Claims are cited, not measured here. No hub was in reach, so that no revision is known: tests read
-twins in the drafts' formats.
+Claims are cited, not measured here. No revision is known, because no draft was downloaded: tests
+read tiny copies in the drafts' formats.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class PublishedDraft:
     target: str
     kind: str
     claim: str = UNKNOWN
-    """What it gains, and who says so."""
+    """Gain of the draft, and who reports it."""
     licence: str = UNKNOWN
     options: str = ""
-    """What `generate` is given besides the ids."""
+    """Options of `generate` in addition to the ids."""
     window: int = 0
-    """Newest tokens that its sliding layers read; 0: it has none, or none is known."""
+    """Newest tokens that the draft's sliding layers read; 0 if it has none, or if it is unknown."""
 
     @property
     def question(self) -> str:

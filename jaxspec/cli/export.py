@@ -46,7 +46,7 @@ class ForEngines:
     cannot know get no probability. For a head, the target that it is served with."""
     draft_vocabulary: int | None = None
     """Keep this many tokens of a draft's vocabulary, for jaxspec only. By default a KV head keeps
-    its own, and other drafts get a full head, because transformers reads nothing else."""
+    its own, and other drafts get a full output matrix, because transformers reads nothing else."""
     draft_images: ImageRule | None = None
     """Rule for images to write into an EAGLE head's config.json; by default its own."""
 

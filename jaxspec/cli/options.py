@@ -23,7 +23,7 @@ from jaxspec.errors import CLONE, InputError, nearest
 from jaxspec.files import local_path
 
 _WIDEST = 100
-"""Most columns of a paragraph in --help."""
+"""Maximum columns of a paragraph in --help."""
 
 
 def run_script(main: Callable[..., object], description: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`jaxspec plan`: estimate the memory and time of decoding or training, from configs alone."""
+"""`jaxspec plan`: estimate the memory and time of decoding or training, only from configs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COUNTS = (1, 2, 4, 8, 16)
 ROOM, TRAINING_ROOM = 0.93, 0.5
 """Share of a device's memory for decoding, and for training without activations."""
 MOST = 1 << 20
-"""Most tokens, images or requests that an option takes."""
+"""Maximum tokens, images or requests that an option takes."""
 KINDS = "{" + ",".join(plan.CHIPS) + "} ..."
 DEFAULT_CHIPS = ("v5e", "v6e", "v5p", "h100")
 OF_DECODING = (

@@ -55,7 +55,7 @@ class BaseLvlmConfig(Part):
 
     @property
     def tower(self) -> Any:
-        """Return all that an image's features depend on besides the weights."""
+        """Return all that an image's features depend on, except the weights."""
         return self.vision_config
 
     @classmethod

@@ -50,12 +50,12 @@ class TextConfig(Part):
 
     @property
     def context(self) -> int:
-        """Return the most tokens of a prompt and its answer."""
+        """Return the maximum tokens of a prompt and its answer."""
         return self.max_position_embeddings
 
     @property
     def scored_tokens(self) -> int:
-        """Return the number of tokens that its output matrix scores."""
+        """Return the number of tokens that the output matrix scores."""
         return len(self.draft_vocabulary) or self.vocab_size
 
     @property
@@ -123,7 +123,7 @@ class RotaryConfig(TextConfig):
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling = field(default_factory=RopeScaling)
     draft_vocabulary: tuple[int, ...] = field(default=(), repr=False)  # pyright: ignore
-    """The tokens that its output matrix scores, see `jaxspec.models.vocabulary`; empty: all."""
+    """Tokens that the output matrix scores, see `jaxspec.models.vocabulary`; empty: all."""
     known_tokens: int = 0  # pyright: ignore
     """The number of tokens that a draft has learned, the first ones; 0 means all. Later ones are
     its target's, and get no probability. Other libraries pass this entry over."""
@@ -146,19 +146,19 @@ class RotaryConfig(TextConfig):
         self.rope_scaling.check_sections(self.head_dim)
 
     qk_norm: ClassVar[bool] = False
-    """Whether each head's queries and keys are normed before they are rotated."""
+    """Whether each attention head's queries and keys are normed before they are rotated."""
     sandwich: ClassVar[bool] = False
     """Whether the outputs of attention and MLP are normed too."""
     norm_offset: ClassVar[int | None] = None
     """Number that is added to the weights of norms, whose products are then float32."""
     value_norm: ClassVar[bool] = False
-    """Whether each head's values are normed, without a weight."""
+    """Whether each attention head's values are normed, without a weight."""
     attention_k_eq_v: ClassVar[bool] = False
-    """Whether values are made of what keys are made of, by one projection."""
+    """Whether one projection makes both keys and values."""
     layer_scalar: ClassVar[bool] = False
     """Whether a layer's output is multiplied by a number of its own."""
     query_scale: ClassVar[float] = 1.0
-    """Factor of queries besides the usual one, head_dim ** -0.5."""
+    """Factor of queries in addition to the usual one, head_dim ** -0.5."""
     biases: ClassVar[Biases] = Biases()
     """Projections that have a bias."""
     activations: ClassVar[tuple[str, ...]] = ("silu",)
@@ -349,7 +349,7 @@ class OptConfig(TextConfig):
     eos_token_id: int | tuple[int, ...] | None = 2
     pad_token_id: int | None = 1
     word_embed_proj_dim: int = 0
-    """Width of embedding and head; 0 means hidden_size."""
+    """Width of the embedding and the output matrix; 0 means hidden_size."""
     do_layer_norm_before: bool = True
     remove_final_layer_norm: bool = False
     """`_remove_final_layer_norm` in the file."""

@@ -264,7 +264,7 @@ def _file_rows(spec: Benchmark, split: str, path: Path | None) -> Iterator[DataR
 
 
 def _in_turns(rows: Iterator[DataRow], column: str) -> Iterator[DataRow]:
-    """Yield the column's values by turns, so that the first hundred rows have all of them."""
+    """Yield rows of the column's values in turn, so that the first hundred rows have all values."""
     groups: dict[str, list[DataRow]] = {}
     for row in rows:
         groups.setdefault(str(row.values.get(column)), []).append(row)

@@ -96,7 +96,7 @@ def readable(
       path: A file, a folder, or `hub:OWNER/NAME/FILE`.
       skipped: Receiver of the unreadable rows.
       images: Folder of relative image paths; None means the file's folder, or `images/` in it.
-      frames: Most frames of a video, spread evenly over all frames.
+      frames: Maximum frames of a video, spread evenly over all frames.
       outside: Whether to read images outside of that folder; a stranger's row may name any file.
     """
     check_counts(frames=frames)

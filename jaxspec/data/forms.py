@@ -58,7 +58,7 @@ def read_row(row: DataRow, frames: int = 8, answered: bool = True) -> Sample:
     """Return a row's conversation, its images decoded once. Raises InputError that names the row.
 
     Args:
-      frames: Most frames of a video, spread evenly over all frames.
+      frames: Maximum frames of a video, spread evenly over all frames.
       answered: Leave out a question without an answer, and refuse empty answers.
     """
 

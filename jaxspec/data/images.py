@@ -43,7 +43,7 @@ class StoredImage:
     def load(self, most_pixels: int | None = None) -> Image.Image:
         """Return the image as upright RGB; InputError where the bytes are no image, or too large.
 
-        most_pixels: Most pixels to decode; None for `MOST_PIXELS`.
+        most_pixels: Maximum pixels to decode; None for `MOST_PIXELS`.
         """
         return _decode(io.BytesIO(self.content), self.name, most_pixels)
 

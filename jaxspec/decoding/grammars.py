@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ALL = np.uint32(2**32 - 1)
 """Word of a mask that allows its 32 tokens."""
 LONGEST = 100_000
-"""Most characters of a form."""
+"""Maximum characters of a form."""
 _BLANK = r"( |\n[ \t]{0,24})?"
 """Blank text in JSON, as models write it: without a bound one could write nothing else."""
 
@@ -70,14 +70,14 @@ def is_form(value: object) -> bool:
 
 
 class Grammar:
-    """Tell which tokens may follow the tokens of an answer.
+    """Say which tokens may follow the tokens of an answer.
 
     Args:
       form: See `Request.response_format`; any except text.
       prompt: Prompt of the answer, which may end within its reasoning.
 
     Attributes:
-      number: What stands for this grammar in a compiled program; more than 0.
+      number: Number of this grammar in a compiled program; more than 0.
     """
 
     def __init__(self, form: Mapping[str, Any], encoder: PromptEncoder, prompt: Prompt) -> None:

@@ -80,7 +80,7 @@ class Program(ABC, Generic[State]):
     ) -> State:
         """Run the prompts and return a state with each row's first new token.
 
-        new_slots: Most new tokens of a row.
+        new_slots: Maximum new tokens of a row.
         """
         return self.scored_prefill(params, batch, options, new_slots)[0]
 

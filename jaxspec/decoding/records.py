@@ -1,4 +1,4 @@
-"""Record what is known of each new token: its log probabilities, and its origin.
+"""Record the log probabilities and the origin of each new token.
 
 Entries past a row's `count` are undefined.
 """
@@ -34,7 +34,7 @@ class LogProbs(Record):
     top: Float[Array, "B C K"]
     """The K largest log probabilities in the place of each new token."""
     top_tokens: Int[Array, "B C K"]
-    """Their tokens."""
+    """Tokens of the K largest log probabilities."""
 
     @classmethod
     def zeros(cls, batch: int, slots: int, top: int) -> LogProbs:
@@ -77,15 +77,15 @@ class Trace(Record):
     """Hold the origin of each new token, for figures and pages of an evaluation."""
 
     place: Int[Array, "B C"]
-    """Place of the token in its block, from 0, if it was drafted; -1: the target wrote it."""
+    """Place of a drafted token in its block, from 0; -1 if the target wrote the token."""
     weights: Float[Array, "B C R"]
-    """Weights of the views in its block."""
+    """Weights of the views in the token's block."""
     agree: Bool[Array, "B C R"]
-    """Whether it was the view's likeliest token."""
+    """Whether the token was the view's likeliest one."""
     drafted: Bool[Array, "B C"]
     """Whether the views gave a distribution: not for the prefill token or a bonus token."""
     shares: Float[Array, "B C 2"]
-    """Least and largest share of the first view that makes it the mixture's likeliest token."""
+    """Smallest and largest share of the first view that makes it the mixture's likeliest token."""
 
     @classmethod
     def of_prefill(cls, weights: Float[Array, "B R"], slots: int) -> Trace:

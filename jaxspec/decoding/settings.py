@@ -153,9 +153,9 @@ class Processing(NamedTuple):
     """Hold what the compiled form of processors depends on, for all requests of a batch."""
 
     biases: int
-    """Most biases of a request."""
+    """Maximum biases of a request."""
     prefix: int
-    """Most tokens before a biased one."""
+    """Maximum tokens before a biased one."""
     ngrams: bool
     """Whether any request bans n-grams."""
 

@@ -37,7 +37,7 @@ TASKS = ("CAPTION", "DETAILED_CAPTION", "MORE_DETAILED_CAPTION")
 FORMS = "jax:DIR[:QUESTION], florence2:ID[:DETAILED_CAPTION], blip:ID or file:CAPTIONS.jsonl"
 MODEL_TYPES = {"florence2": ("florence2",), "blip": ("blip", "blip-2")}
 BATCH = 16
-"""Most images captioned together."""
+"""Maximum images captioned together."""
 
 
 def parse_captioner(text: str) -> tuple[str, str, str]:
@@ -204,7 +204,7 @@ class TransformersCaptioner:
     task: str | None = None
     """Florence-2's task token."""
     max_new_tokens: int = 1024
-    """Most tokens of Florence-2's captions."""
+    """Maximum tokens of Florence-2's captions."""
 
     @property
     def settings(self) -> dict[str, Any]:

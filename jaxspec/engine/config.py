@@ -47,7 +47,7 @@ class Batching:
     Requests that wait take the rows of finished ones. Caches start small and grow.
 
     Attributes:
-      batch_size: Most requests that decode together, 1 to 64.
+      batch_size: Maximum requests that decode together, 1 to 64.
       prompt_buckets: Prompt lengths to compile for; each prompt is padded to the next.
       image_buckets: Numbers of image tiles, or attention windows, to compile for.
       new_buckets: Numbers of new tokens to compile for.
@@ -176,7 +176,7 @@ class CollaborationConfig(Batching):
       combination: Distribution to draw from: `weighted:0.6,0.4`, `contrastive:mu=0.1`, or your own.
       method: `alternating` (CoS), `naive` (one proposer), `speculative` (bonus), or `standard`.
       gammas: Draft length of each model; None: 1 each, which costs no extra passes (Cor. 3.7).
-      default_proposer: Index of the model that proposes first and after rejections, or alone.
+      default_proposer: Index of the model that proposes first and after rejections, or always.
         "auto" takes the largest weight for a model's size, see
         `jaxspec.decoding.collaboration.combination.default_proposer`. That model then has the
         longest of `gammas`, and gives its own in exchange.

@@ -160,9 +160,9 @@ class Engine:
         """Return an empty batch which requests may join and leave while others decode.
 
         It has `batch_size` rows with room for the longest of the examples in each, whose images
-        need no captions. In float32 an answer equals that of `generate` to its request alone.
+        need no captions. In float32 an answer equals that of `generate` to only this request.
 
-        prefixes: Most bytes that it keeps of prompts, for others that begin alike.
+        prefixes: Maximum bytes that it keeps of prompts, for others that begin alike.
         """
         rows = self.batcher.config.batch_size
         read = self.batcher.read_examples(_listed(examples))

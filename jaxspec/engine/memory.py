@@ -81,7 +81,7 @@ class MemoryReport:
     growth: int = 0
     """Smaller caches, which exist while the largest are made from them."""
     prefixes: int = 0
-    """Most bytes of prompts that are kept for others that begin alike."""
+    """Maximum bytes of prompts that are kept for others that begin alike."""
 
     @property
     def draft_cache(self) -> int:
@@ -138,7 +138,7 @@ def plan_memory(
 
     Args:
       params: Parameters, or their shapes (`jax.ShapeDtypeStruct`); nothing is allocated.
-      fresh: Rows beside the batch, which move into it: how many, and of which sizes.
+      fresh: Rows next to the batch, which move into it: how many, and of which sizes.
       smaller: Sizes from which the batch's caches grow.
       options_of: Returns the options of B rows; None for rows without processors and logprobs.
     """

@@ -52,7 +52,7 @@ from jaxspec.files import write_text
 BUDGET = 0.02
 """Largest share of the time that trials may lose to the best plan, and drafts to plain decoding."""
 DEBT = 48.0
-"""Blocks that drafts have lost to plain decoding, besides, when they must promise twice as much."""
+"""Blocks that drafts have lost to plain decoding when they must promise twice as much."""
 ONCE = 0.05
 """Largest share of the time for compilations and first runs of plans that are only tried."""
 MARGIN = 1.05
@@ -62,7 +62,7 @@ STRETCH_MS = 150.0
 SHORTEST = 16
 """Tokens of the shortest run that is no trial."""
 TRIAL, TRIAL_MS = 2, 20.0
-"""Least tokens and milliseconds of a trial: a run takes one besides its blocks."""
+"""Minimum tokens and milliseconds of a trial: a run takes one in addition to its blocks."""
 NEWEST = 3
 """Runs of which the middle one counts. The fastest would flatter the plans with short blocks."""
 UNREAD = 4
@@ -235,7 +235,7 @@ class Policy:
         compiled_ms: float,
         gains: Sequence[Gain],
     ) -> None:
-        """Learn from a run of a choice, which took `ms` milliseconds besides its compilation.
+        """Learn from a run of a choice, which took `ms` milliseconds without its compilation.
 
         sizes, program: Those of the choice.
         """

@@ -58,7 +58,7 @@ class Request:
     Attributes:
       prompt: Question for the chat template, or token ids from an engine's `encoder`; None with
         `messages`.
-      max_new_tokens: Most tokens of the answer.
+      max_new_tokens: Maximum tokens of the answer.
       temperature: Sampling temperature; 0 decodes greedily; None samples at the one of the model's
         file, or at 1.
       top_k: Number of likeliest tokens to sample from; 0: all.
@@ -72,13 +72,13 @@ class Request:
         and transformers' form, see `jaxspec.data.messages`.
       logprobs: Number of likeliest tokens, up to 20, to return with the log probability of each new
         token; 0: only those of the new tokens; None: none.
-      max_pixels: Most pixels of each image after resizing, for Qwen2.5-VL and Qwen3-VL; None: as
+      max_pixels: Maximum pixels of each image after resizing, for Qwen2.5-VL and Qwen3-VL; None: as
         their image processor is set.
-      max_soft_tokens: Most tokens of each image, for Gemma 4: 70, 140, 280, 560 or 1120; None: as
-        its image processor is set.
+      max_soft_tokens: Maximum tokens of each image, for Gemma 4: 70, 140, 280, 560 or 1120; None:
+        as its image processor is set.
       thinking: Whether the model thinks before it answers, where its chat template has a switch for
         that; None: as the template does by itself.
-      min_p: Least probability to sample, in units of the likeliest token's; 0: any.
+      min_p: Minimum probability to sample, in units of the likeliest token's; 0: any.
       repetition_penalty: Divisor of the positive scores, and factor of the negative ones, of tokens
         that are in the prompt or the answer; 1: none.
       presence_penalty: Amount by which a token's score falls if it is in the answer, as in vLLM.

@@ -186,7 +186,7 @@ def prompt_of(
     spans: Spans | None,
     shown: Float[Array, "B L D"] | None,
 ) -> Prompt:
-    """Return what a head reads of prompts, or of whole rows, besides the target's pass.
+    """Return what a head reads of prompts, or of whole rows, other than the target's pass.
 
     Args:
       embed: What `embedder` returns.

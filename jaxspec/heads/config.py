@@ -68,7 +68,7 @@ class HeadConfig(ABC):
     scores_itself: ClassVar[bool] = False
     """Whether its module scores tokens, and not an output matrix."""
     mask: ClassVar[int | None] = None
-    """Token whose embedding stands for those to draft; None without one."""
+    """Token whose embedding replaces those of the tokens to draft; None without one."""
     shows_images: ClassVar[bool] = False
     """Whether it reads the target's embeddings of images."""
     fixed: ClassVar[tuple[str, ...]] = ()

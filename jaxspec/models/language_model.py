@@ -85,7 +85,7 @@ class LanguageModel:
         """Run right-padded prompts; return each one's next-token logits, and their cache.
 
         Args:
-          slots: Least slots of the cache, see `whole_slots`.
+          slots: Minimum slots of the cache, see `whole_slots`.
           layers: Hidden states that the cache keeps, as `KVCache.kept`; None keeps none.
         """
         hidden, cache = self.read(params, embeds, rows, whole_slots(slots), layers)

@@ -158,7 +158,7 @@ class LayerNorm(nn.Module):
 
 
 FEW_ROWS = 64
-"""Most rows for which CPUs multiply clearly faster with the matrix first."""
+"""Maximum rows for which CPUs multiply clearly faster with the matrix first."""
 _FULL = 8
 """Rows are filled up to a multiple of this there."""
 
@@ -227,7 +227,7 @@ class Embed(nn.Embed):
         return constrain(embeds[:, : inputs.shape[1]], "batch", None, None)
 
     def attend(self, query: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Return the product with every embedding, in `wide` precision, for tied heads."""
+        """Return the product with every embedding, in `wide` precision, as a tied output matrix."""
         return times(query, self.embedding, wide(query.dtype))
 
 

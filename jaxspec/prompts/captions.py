@@ -1,4 +1,4 @@
-"""Define captions of images, which view C shows in their place, and who makes them."""
+"""Define captions, which view C shows in place of images, and captioners, which write them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Caption:
 
     text: str
     ms: float = 0.0
-    """Its share of the captioner's time for its batch, without compilation."""
+    """Share of this caption in the captioner's time for its batch, without compilation."""
 
 
 class Captioner(Protocol):
     """Write one sentence or more about each image."""
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
-        """Return one caption an image (RGB), in order."""
+        """Return one caption for each image (RGB), in order."""
         ...

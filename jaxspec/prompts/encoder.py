@@ -69,7 +69,7 @@ class PromptEncoder:
     marks: tuple[int, int] | None = None
     """Ids around the placeholder; `<image>` in a question means all three."""
     decoder: str = "llama"
-    """`model_type` of the language model, which tells its form without a chat template."""
+    """`model_type` of the language model, which decides its form without a chat template."""
     sign: int | None = None
     """Id that chat templates write for placeholder and marks; None: those themselves."""
     space: str = ""
@@ -128,7 +128,7 @@ class PromptEncoder:
         return marks_of(self.tokenizer)
 
     def splitter(self, prompt: Prompt) -> Splitter | None:
-        """Return what tells the reasoning in the answer to a prompt; None where there is none."""
+        """Return the splitter of an answer's reasoning; None for a model without reasoning."""
         if self.reasoning is None or prompt.continued:
             return None
         return Splitter(self.tokenizer, self.reasoning, prompt.tokens.tolist())

@@ -20,13 +20,13 @@ class PromptRow:
     """Hold one prompt in one form, on the host; `PromptRows` is a batch of them."""
 
     tokens: np.ndarray
-    """int32 [L]."""
+    """Token ids, int32 [L]."""
     sources: np.ndarray | None = None
-    """int32 [L, blended]."""
+    """Feature rows that each slot shows, int32 [L, blended]; None without images."""
     blend: np.ndarray | None = None
-    """float32 [L, blended]."""
+    """Weights of these feature rows, float32 [L, blended]; None shows one row in each slot."""
     rotary: np.ndarray | None = None
-    """int32 [3, L]."""
+    """Rotary positions on three axes, int32 [3, L]; None where they equal the slots."""
     image: np.ndarray | None = None
     """Index of the image that each slot shows, -1 for text, int32 [L]; None without images."""
 

@@ -73,8 +73,8 @@ def export(
     """Rewrite a checkpoint for transformers 4.57 and 5 and return its configuration.
 
     Tokeniser, processor, chat template, generation settings and a model card are written too.
-    Entries of config.json that this library does not read are kept. A KV head is written for this
-    library alone, and an EAGLE-3 head for engines that serve models. A text draft is checked for
+    Entries of config.json that this library does not read are kept. A KV head is written only for
+    this library, and an EAGLE-3 head for engines that serve models. A text draft is checked for
     vLLM, which reads transformers' layout.
 
     Args:
@@ -82,9 +82,9 @@ def export(
         Tokens that the source cannot know get no probability: from this library, which reads
         `known_tokens` of config.json, and from transformers' `generate`, by `suppress_tokens` of
         generation_config.json. In other programs they are never likeliest.
-      text_only: Write the decoder of an LVLM alone, as a language model of its own.
-      draft_vocabulary: Keep this many tokens of a draft's vocabulary, the first ones, for this
-        library alone; by default a KV head keeps all, and any other draft is `widened`, the only
+      text_only: Write only the decoder of an LVLM, as a language model of its own.
+      draft_vocabulary: Keep this many tokens of a draft's vocabulary, the first ones, only for
+        this library; by default a KV head keeps all, and any other draft is `widened`, the only
         form that transformers reads.
       engine: Program that will serve the EAGLE-3 head or text draft; `target` is then the model
         that it drafts for.

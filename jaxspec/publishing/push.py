@@ -1,7 +1,7 @@
 """Upload an export to the hub: one commit onto a revision that nobody has changed.
 
 `huggingface_hub` uploads the files before the commit, and the hub keeps those that arrived, so a
-push that was cut off goes on where it stopped. In jaxspec's cache lies the revision that this
+push that was cut off goes on where it stopped. jaxspec's cache has the revision that this
 machine pushed last: a repository with another one is somebody's newer work, and is not touched, or
 on request (`Repository.onto`) keeps its card.
 """

@@ -61,7 +61,7 @@ class ServerSettings:
 
     Attributes:
       key: Key that requests must bring; "" for none.
-      timeout: Most seconds from a request to the end of its answer.
+      timeout: Maximum seconds from a request to the end of its answer.
       example: Picture that the page offers, and a question about it.
       hosts: Names under which the server is asked, against pages of other sites; () for any.
       origins: Other sites whose pages may read answers, as https://chat.example; * for all.

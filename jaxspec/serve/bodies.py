@@ -75,7 +75,7 @@ KNOWN = {
 }
 MOST_STOPS = 16
 LONGEST_STOP = 1000
-"""Most characters of a stop string."""
+"""Maximum characters of a stop string."""
 
 
 class NotServed(InputError):
@@ -89,12 +89,12 @@ class Job:
     Attributes:
       requests: A request for each prompt.
       count: Choices of an answer to each prompt; they differ by their seeds.
-      most: Most new tokens; None for all that there is room for.
+      most: Maximum new tokens; None for all that there is room for.
       names: Fields of the body that a `Request` calls otherwise, by its names.
       stream: Whether the answer is sent in parts.
-      usage: Whether a last part tells the numbers of tokens.
+      usage: Whether a last part has the numbers of tokens.
       lane: Batch that answers: with drafts or without.
-      trace: Whether to tell where each token came from.
+      trace: Whether to say where each token came from.
     """
 
     requests: tuple[Request, ...]

@@ -17,10 +17,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from jaxspec.serve.answers import error_body
 
 UPLOAD = 30.0
-"""Most seconds that a client may take to send a header or a body, that it may leave an answer
+"""Maximum seconds that a client may take to send a header or a body, that it may leave an answer
 unread, and that a connection stays open after an answer, whatever arrives."""
 CONNECTIONS = 512
-"""Most open connections; more are closed at once."""
+"""Maximum open connections; more are closed at once."""
 
 
 class Connection(H11Protocol):

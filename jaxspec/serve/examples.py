@@ -16,7 +16,7 @@ from jaxspec.errors import InputError
 from jaxspec.models.lvlms.qwen_vl import QwenImages
 
 BIASES = 64
-"""Most tokens of a request whose scores are biased."""
+"""Maximum tokens of a request whose scores are biased."""
 SMALLEST = 28
 """Pixels of the side of a small image."""
 
@@ -46,9 +46,9 @@ def examples(
 
     Args:
       lengths: Tokens of prompts.
-      images: Most images of a prompt; 1 and all are tried.
+      images: Maximum images of a prompt; 1 and all are tried.
       side: Height and width of the largest image in pixels.
-      new: Most new tokens.
+      new: Maximum new tokens.
       max_pixels, max_soft_tokens: See `Request`.
     """
     requests: list[Request] = []

@@ -14,7 +14,7 @@ from jaxspec.errors import InputError, located
 from jaxspec.serve.fields import check_keys, whole_number
 
 LONGEST_TOKEN = 128
-"""Most characters that are counted for a token, to refuse a long text before it is encoded."""
+"""Maximum characters that are counted for a token, to refuse a long text before it is encoded."""
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,16 @@ class Limits:
 
     Attributes:
       model: Name of the model.
-      images: Most images of a request.
-      pixels: Most pixels of an image.
-      tokens: Most tokens of a prompt.
-      choices: Most answers to a request.
+      images: Maximum images of a request.
+      pixels: Maximum pixels of an image.
+      tokens: Maximum tokens of a prompt.
+      choices: Maximum answers to a request.
       folder: Directory whose images `file:` addresses name; None for none.
-      body: Most bytes of a body, and of a file in the folder.
+      body: Maximum bytes of a body, and of a file in the folder.
       races: Whether a request may ask for plain decoding.
       thinking: Whether the model thinks where a request does not say it, see `Request`.
-      max_pixels: Most pixels to which an image is scaled; None for models that do not scale so.
-      max_soft_tokens: Most tokens of an image where a request does not say it, see `Request`.
+      max_pixels: Maximum pixels to which an image is scaled; None for models that do not scale so.
+      max_soft_tokens: Maximum tokens of an image where a request does not say it, see `Request`.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Write errors in OpenAI's form: what a client can mend, or "internal error"."""
+"""Write errors in OpenAI's form: one that a client can correct, or "internal error"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxspec.serve.worker import Full, Late, Unready
 SERVED = "/, /health, /metrics, /v1/models, /v1/chat/completions and /v1/completions"
 """Paths, as an error lists them."""
 LONGEST = 500
-"""Most characters of an error's message."""
+"""Maximum characters of an error's message."""
 TOO_LONG = re.compile(r"prompt tokens: |prompt: \d+ tokens and |.*: the prompt is far over ")
 """Messages of errors that a shorter conversation mends."""
 
@@ -54,5 +54,5 @@ async def refused(request: Request, error: Exception) -> Response:
 
 
 async def left(request: Request, error: Exception) -> Response:
-    """Return what nobody reads, to a client that is gone."""
+    """Return an empty response for a client that has disconnected."""
     return Response(status_code=499)

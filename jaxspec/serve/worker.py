@@ -4,7 +4,7 @@ A ticket is one answer. The event loop submits tickets and reads their parts; ev
 them, and all of JAX, happens in this thread. A lane is one live batch: the server's own, and one
 that decodes plainly, next to which the page races drafts. The lanes take turns, run by run, so each
 is timed by itself. A run is a block, or as many as take 25 to 50 ms: the host needs one or two
-between two runs, which is much beside a block of 5 ms.
+between two runs, which is much next to a block of 5 ms.
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ class Worker(threading.Thread):
     Args:
       engine: The server's engine; its `batch_size` rows decode together.
       examples: Requests whose sizes are compiled before the first answer.
-      queue: Most tickets that wait for a row of each lane.
+      queue: Maximum tickets that wait for a row of each lane.
       plain: Engine of the plain lane, or None without one.
       observe: Called in this thread with each ticket that has ended.
       progress: Called in this thread after each program of the warm-up, and once it is ready.
       patience: Seconds after which the warm-up leaves programs that are not always needed to the
         time when nobody asks, or to the first request that needs them.
-      prefixes: Most bytes that the lanes keep of prompts, for others that begin alike.
+      prefixes: Maximum bytes that the lanes keep of prompts, for others that begin alike.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Worker(threading.Thread):
     def read(self, request: Request, most: int | None, lane: Lane = "drafted") -> EncodedRequest:
         """Return a request that fits in a lane's batch; InputError for one that does not.
 
-        most: Most new tokens, where the batch and the model have room for them; None takes all.
+        most: Maximum new tokens, where the batch and the model have room for them; None takes all.
         """
         batch = self.lanes[lane]
         encoded = scaled(batch, replace(request, max_new_tokens=1))

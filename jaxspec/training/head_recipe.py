@@ -254,7 +254,7 @@ OWN = ("head", "anchoring", "start", "chosen")
 def _common_recipe(recipes: Mapping[str, HeadRecipe]) -> HeadRecipe:
     """Return what recipes have in common; several keep no passes of the target.
 
-    Raises InputError where they differ, and for a name that cannot be told from the target's.
+    Raises InputError where they differ, and for a name that begins with `target`.
     """
     (name, first), *others = recipes.items()
     # Patterns of `frozen` match the beginning of a path, so "target" would freeze such a head too.
@@ -306,7 +306,7 @@ def _fresh_config(recipe: HeadRecipe, target: ModelConfig) -> HeadConfig:
 
 
 def _deciding_inputs(config: HeadConfig, recipe: HeadRecipe) -> dict[str, Any]:
-    """Return what decides a head's result besides the data and the target."""
+    """Return what decides a head's result, except the data and the target."""
     inputs = {"head": config.options(), "anchoring": asdict(recipe.anchoring)}
     return inputs | ({"start": model_signature(recipe.start)} if recipe.start else {})
 

@@ -35,7 +35,7 @@ from jaxspec.typing import Array, Bool, Float, Int, Params
 TEACHER = "teacher"
 """Name of the teacher's parameters next to the draft's. Freeze it."""
 GAMMA = 5
-"""Most drafts of a simulated block."""
+"""Maximum drafts of a simulated block."""
 
 
 @dataclass(frozen=True)

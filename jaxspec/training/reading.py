@@ -16,9 +16,9 @@ from jaxspec.errors import InputError
 from jaxspec.training.conversations import GROUP, ConversationBatches
 
 AHEAD = 4
-"""Batches that threads make ahead, besides the one that is asked for."""
+"""Batches that threads make ahead, after the one that is asked for."""
 SURVEYED = 4 * GROUP
-"""Most steps whose rows a survey reads."""
+"""Maximum steps whose rows a survey reads."""
 SURE = 512
 """Rows to read before the share that teaches nothing can end a run."""
 

@@ -30,7 +30,7 @@ Run = Callable[..., Params]
 PREPARED = Path("runs/data")
 """Folder of data sets without a path of their own."""
 COUNTED = 10_000
-"""Most samples in which the tokens of a draft vocabulary are counted."""
+"""Maximum samples in which the tokens of a draft vocabulary are counted."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def stage_data(
     draft: LoadedModel,
     **options: Any,
 ) -> tuple[ConversationBatches, dict[str, Any]]:
-    """Return a stage's batches, and what decides them besides the target, for `fit`.
+    """Return a stage's batches, and what decides them except the target, for `fit`.
 
     Args:
       sources: Data sets by their names.

@@ -1,8 +1,8 @@
 """Distil sequences: a target answers a source's questions (arXiv 1606.07947).
 
 Each chunk is a JSONL file that appears whole. A stopped run goes on with the first missing chunk,
-and shards on several machines take every n-th. Answers depend on the sample, its number and the
-seed alone. A conversation ends at an answer that is too long.
+and shards on several machines take every n-th. Answers depend only on the sample, its number
+and the seed. A conversation ends at an answer that is too long.
 """
 
 from __future__ import annotations

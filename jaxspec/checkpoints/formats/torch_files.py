@@ -1,7 +1,7 @@
 """List the tensors of a .bin of torch.save, and the position of their numbers.
 
-torch's weights-only unpickler reads the file's pickle, on the device "meta": it makes tensors
-alone, and they have shapes and no numbers. torch is imported only for this.
+torch's weights-only unpickler reads the file's pickle, on the device "meta": it makes
+only tensors, which have shapes and no numbers. torch is imported only for this.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ q_w differ, else 0; or the chance that tokens drawn from p and from q_w differ."
 Measures = tuple[Measure, ...]
 
 TINY = 1e-30
-"""Least probability before a logarithm: a token that the draft excludes costs 69 nats, not inf."""
+"""Minimum probability in a logarithm: a token that the draft excludes costs 69 nats, not inf."""
 
 CHUNK = 11
 """Mixtures compared at once, which bounds the memory and keeps them in a CPU's cache."""

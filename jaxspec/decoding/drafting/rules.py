@@ -16,9 +16,9 @@ from jaxspec.errors import InputError, nearest
 from jaxspec.typing import Array, Float
 
 ERROR_FLOOR = 1e-11
-"""Least accumulated error of a view, as in the released code: a perfect view has weight 1e11."""
+"""Minimum accumulated error of a view, as in the released code: a perfect view has weight 1e11."""
 MOST_POINTS = 100_000
-"""Most mixtures of a grid: each is compared at every verified token, and keeps a score there."""
+"""Maximum mixtures of a grid: each is compared at every verified token, and keeps a score there."""
 CERTAIN = 1e5  # AdaBoost's log-odds of a view that was always right, as in the released code
 
 

@@ -41,7 +41,7 @@ class TreeSpec:
     width: int
     """Number of children of a node."""
     budget: int = BUDGET
-    """Most drafted nodes."""
+    """Maximum drafted nodes."""
 
     def nodes(self, depth: int) -> int:
         """Return the number of drafted nodes of a tree of this depth."""

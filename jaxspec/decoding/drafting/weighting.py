@@ -46,7 +46,7 @@ RANGES = {
     "constant": (-LARGEST, LARGEST),
     "errors": (0, 1),
 }
-"""Least and largest values of fields."""
+"""Smallest and largest values of fields."""
 ALL = "all"  # text form of None
 Kept = TypeVar("Kept")  # state of a rule
 

@@ -29,15 +29,15 @@ from jaxspec.sampling import largest
 from jaxspec.typing import Array, Bool, Float, Int, Params, Tokens
 
 LOOKUP = "lookup"
-"""Its name among the views of `EngineConfig`."""
+"""Name of lookup among the views of `EngineConfig`."""
 LONGEST = 3
 """Tokens of the longest suffix that is looked for."""
 CONFIDENCE = {1: 0.2, 2: 0.4, 3: 0.6}
 """Probability of the token behind a match of n tokens, given what shorter matches add.
 
 In LLaVA-1.5-7B's recorded answers to MMSpec a token that the matches of 3, 2 and 1 tokens agree on
-is right 81 % of the time (here 1 - 0.4 * 0.6 * 0.8 = 0.81), of 2 and 1 51 % (0.52), of 1 alone 23 %
-(0.2)."""
+is right 81 % of the time (here 1 - 0.4 * 0.6 * 0.8 = 0.81), one of 2 and 1 51 % (0.52), one of
+only 1 23 % (0.2)."""
 EARLIER = 4
 """Different tokens behind matches of one length that are proposed.
 

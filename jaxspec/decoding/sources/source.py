@@ -108,13 +108,13 @@ class Source(ABC, Generic[State, Scratch]):
     longest: ClassVar[int | None] = None
     """Longest block that it can draft; None for any length."""
     lengths: ClassVar[tuple[int, ...]] = (2, 5)
-    """Lengths of blocks, in order, that plans with this source alone have."""
+    """Lengths of blocks, in order, of plans with only this source."""
     target_states: ClassVar[tuple[int, ...] | None] = None
     """Hidden states that the target's cache must keep, as `KVCache.kept`."""
     target_share: ClassVar[float] = 0.0
     """Share of the target's cache that a pass reads."""
     forms: ClassVar[tuple[Member, ...]] = ()
-    """Forms of the prompt that it reads, besides the target's own."""
+    """Forms of the prompt that it reads, other than the target's."""
     tower: ClassVar[LanguageModel | None] = None
     """Model that encodes its images; None if it reads none of its own."""
 
@@ -124,7 +124,7 @@ class Source(ABC, Generic[State, Scratch]):
         """Return the number of tokens that it can score."""
 
     def planned(self, gamma: int, alone: bool) -> Self:
-        """Return the source as it drafts blocks of this length, alone or with others."""
+        """Return the source as it drafts blocks of this length, by itself or with others."""
         return self
 
     @abstractmethod
@@ -142,9 +142,9 @@ class Source(ABC, Generic[State, Scratch]):
         return state
 
     def foreseen(self, text: Int[np.ndarray, " S"], count: int) -> Bool[np.ndarray, " new"] | None:
-        """Return whether it would have drafted each of the newest tokens, alone and greedily.
+        """Return whether the source, by itself and greedily, would have drafted each newest token.
 
-        It is asked on the host, for what other plans wrote. None: only a run can tell.
+        It is asked on the host, for what other plans wrote. None: only a run can show it.
 
         Args:
           text: The prompt and the answer, `NO_TOKEN` for slots of images.
@@ -189,7 +189,7 @@ class Source(ABC, Generic[State, Scratch]):
         slot_images: Sequence[np.ndarray],
         sizes: tuple[int, ...],
     ) -> Any:
-        """Return the arrays that `prefill` reads besides the target's prompts.
+        """Return the arrays that `prefill` reads in addition to the target's prompts.
 
         Args:
           rows: Prompts in each of its `forms`.

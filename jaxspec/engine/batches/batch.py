@@ -46,19 +46,19 @@ STRIDE = 8
 class Batch:
     """Decode requests that join and leave while others decode.
 
-    `join` prefills requests into free rows, `decode` runs the loop, `results` tells how far each
+    `join` prefills requests into free rows, `decode` runs the loop, `results` says how far each
     answer is, and `leave` frees the rows of requests that nobody waits for. `answers` does all of
     it for a list of requests.
 
     Args:
       examples: Requests whose sizes and kinds of loop the batch has programs for. All others must
         fit in these sizes.
-      rows: Most rows; None: as many as the examples need.
+      rows: Maximum rows; None means as many as the examples need.
       live: Whether requests come one by one without an end. The batch then begins empty and with
         room for the longest answer, and a prompt is padded to the smallest example that holds it.
       one_prompt: Whether the requests are samples of one prompt.
       past: Cache of an earlier turn, whose slots begin the only prompt.
-      prefixes: Most bytes that a live batch keeps of prompts, for others that begin alike.
+      prefixes: Maximum bytes that a live batch keeps of prompts, for others that begin alike.
     """
 
     state: DecodeState
@@ -126,7 +126,7 @@ class Batch:
 
     @property
     def every_form(self) -> list[Sizes]:
-        """Return all sizes that its rows have or may come to have, in order."""
+        """Return all sizes that the rows have or may get, in order."""
         return sorted({*self.smaller, *self.forms})
 
     @property
@@ -333,7 +333,7 @@ class Batch:
         return ms
 
     def sizes_name(self, kind: Kind) -> str:
-        """Return a name of what the time of a plan's block depends on."""
+        """Return a name for the sizes on which the time of a plan's block depends."""
         guided = " guided" if kind.guided else ""  # the host is asked for each drafted token
         return f"{self.width}x{self.form.slots}{guided}"
 
@@ -373,7 +373,7 @@ class Batch:
         self.busy = {row: i for row, i in self.busy.items() if not done[row]}
 
     def end(self, done: np.ndarray) -> None:
-        """Let these rows be done."""
+        """End these rows."""
         self.state = self.state.replace(done=jax.device_put(done, self.state.done.sharding))
 
     def results(self) -> dict[int, Result]:

@@ -58,7 +58,7 @@ class Batcher:
     captioner: Captioner | None = None
     """Captioner of view C, called once for all images of a call."""
     most = sys.maxsize
-    """Most requests that share a batch, in whose rows they take turns."""
+    """Maximum requests that share a batch, in whose rows they take turns."""
 
     def __post_init__(self) -> None:
         self.program, self.mesh = self.assembly.program, self.assembly.held.mesh

@@ -43,7 +43,7 @@ class Prefixes:
     """Keep the prefixes that were used last, in at most so many bytes of a device.
 
     Args:
-      most: Most bytes; 0 keeps nothing.
+      most: Maximum bytes; 0 keeps nothing.
       spare: Tokens of an older prefix that a new one may lack, to be kept in its place.
     """
 

@@ -81,7 +81,7 @@ class Reader:
     Args:
       sizes: Sizes of whole prompts, in order.
       rows: Cache of an empty row, for all sizes that the batch's rows may have, in order.
-      most: Most bytes of prefixes that are kept.
+      most: Maximum bytes of prefixes that are kept.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ from jaxspec.sharding import Axes
 from jaxspec.typing import Array, Float, Vectors
 
 _SPARE = 64
-"""Most padding tokens by which a target's vocabulary exceeds the head's embedding."""
+"""Maximum padding tokens by which a target's vocabulary exceeds the head's embedding."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class OnePassConfig(KVHeadConfig):
         return self.markov > 0
 
     def options(self) -> dict[str, Any]:
-        """Return the fields by name, and the entry that tells the kind."""
+        """Return the fields by name, and the entry that names the kind."""
         options = super().options() | {"parallel": True}
         if not self.markov:
             del options["markov"]

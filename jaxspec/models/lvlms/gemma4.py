@@ -27,7 +27,7 @@ from jaxspec.typing import Array, Float, Int
 TILE = 70
 """Squares of a tile: all numbers of squares that a processor takes at most are its multiples."""
 SOFT_TOKENS = (70, 140, 280, 560, 1120)
-"""Most squares of an image, which a processor may be set to."""
+"""Maximum squares of an image, which a processor may be set to."""
 _EPSILON = 1e-5
 
 
@@ -107,7 +107,7 @@ class SquareImages(ImageInputs):
     """
 
     max_soft_tokens: int | None = None
-    """Most squares of an image; None leaves it to the processor's settings."""
+    """Maximum squares of an image; None leaves it to the processor's settings."""
 
     @property
     def most(self) -> int:

@@ -192,7 +192,7 @@ class QwenImages(ImageInputs):
     """
 
     max_pixels: int | None = None
-    """Most pixels of an image after resizing; None leaves it to the processor's settings."""
+    """Maximum pixels of an image after resizing; None leaves it to the processor's settings."""
     mrope: ClassVar = True
 
     @property

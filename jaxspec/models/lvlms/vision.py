@@ -13,8 +13,8 @@ from jaxspec.sharding import shard_count
 from jaxspec.typing import Array, Float
 
 TILE_BLOCK, _PATCHES = 16, 1024
-"""Most tiles whose attention scores exist at once, and the patches of a tile up to which there are
-so many. An image may be 37 tiles, and a batch hundreds."""
+"""Maximum tiles whose attention scores exist at once, and the patches of a tile above which fewer
+do. An image may be 37 tiles, and a batch hundreds."""
 
 
 def tile_block(patches: int) -> int:

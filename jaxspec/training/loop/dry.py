@@ -29,7 +29,7 @@ from jaxspec.training.reading import CountedBatches
 from jaxspec.typing import Params
 
 STEPS = 2
-"""Most steps that are compiled and timed."""
+"""Maximum steps that are compiled and timed."""
 
 
 def dry_run(

@@ -34,9 +34,9 @@ SAMPLES = 8
 BLOCKS, BLOCK = 64, 4096
 """Pieces of each file of weights, and the bytes of each."""
 READ = (".json", ".model", ".txt", ".jinja")
-"""Suffixes of the files, besides weights, that decide a model's inputs and outputs."""
+"""Suffixes of the files, except weights, that decide a model's inputs and outputs."""
 DECIDING = (*READ, ".safetensors", ".bin", *ROWS)
-"""Ends of the names of the files in a folder that a fingerprint covers, besides images."""
+"""Ends of the names of the files in a folder that a fingerprint covers, except images."""
 OF_PROCESS = ("checkpoints", "keep", "log_every", "profile", "tensorboard", "wandb")
 """Options that may differ between the processes of a run."""
 WHOLE = 64 << 20

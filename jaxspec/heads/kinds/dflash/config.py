@@ -67,7 +67,7 @@ class DFlashConfig(HeadConfig):
     target_layers: tuple[int, ...] = ()
     """Hidden states of the target that `fc` reads: 2 is the state after two layers."""
     target_depth: int = 0
-    """Layers of the target; 0 where its files do not say."""
+    """Layers of the target; 0 if the head's files do not say."""
     anchored: bool = False
     """Whether each slot of a block scores the token after it, the newest token's too (DSpark).
     Otherwise a mask's slot scores its own token, and a block has one slot more than drafts."""
@@ -82,7 +82,7 @@ class DFlashConfig(HeadConfig):
     own_output: bool = False
     """Whether the head has an output matrix of its own; one with a draft vocabulary always has."""
     confidence: int = 0
-    """Numbers of a slot that DSpark's confidence head reads; 0: it has none."""
+    """Numbers of a slot that DSpark's confidence head reads; 0 without one."""
     causal: bool = True
     """Whether a block's token sees only those up to itself in sliding layers. In full layers it
     sees all."""
@@ -107,17 +107,17 @@ class DFlashConfig(HeadConfig):
 
     @property
     def of_dspark(self) -> bool:
-        """Return whether it is of DSpark's form: anchored, or with a Markov head."""
+        """Return whether the head has DSpark's form: anchored, or with a Markov head."""
         return self.anchored or self.markov > 0
 
     @property
     def is_gemma(self) -> bool:
-        """Return whether its layers are Gemma 4's."""
+        """Return whether the head's layers are Gemma 4's."""
         return isinstance(self.text_config, Gemma4TextConfig)
 
     @property
     def has_output(self) -> bool:
-        """Return whether its output matrix is a parameter."""
+        """Return whether the head's output matrix is a parameter."""
         return self.own_output or bool(self.text_config.draft_vocabulary)
 
     @property
