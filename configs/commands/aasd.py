@@ -76,7 +76,7 @@ AASD = (
             "same for the decode loop only.",
             "tau is a little below 1 + gamma alpha, because the block in which an answer ends "
             "adds no token of the target's own. The difference is 0.06 to 0.19 in the paper, and "
-            "0 to 0.25 in our measurements.",
+            "0 to 0.22 in our tables of heads.",
             "For Figures 3 and 4 the paper disables keys, and does not say whether it trained new "
             "heads for this. We train new heads.",
         ),
