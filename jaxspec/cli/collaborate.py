@@ -36,8 +36,9 @@ class Decoding:
     gammas: str | None = None
     """Draft length of each model, as 5,1; by default 1 each."""
     default_proposer: int | Literal["auto"] = 0
-    """Index of the model that proposes first and after rejections, from 0. auto: that of the
-    largest weight for its size, with the longest of --gammas; without weights the smallest."""
+    """Index of the model that proposes first and after rejections, from 0. auto: the model
+    with the largest ratio of weight to size, with the longest of --gammas; without weights the
+    smallest model."""
     views: str | None = None
     """How each model sees images, comma-separated: M (in full), T (a line break for each), P
     (pooled). By default M, and T for text models."""

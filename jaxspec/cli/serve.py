@@ -89,8 +89,8 @@ class Bounds:
     """Maximum seconds from a request to the end of its answer."""
     prompt_buckets: str | None = None
     """Lengths of prompts in tokens, comma-separated, images included; a longer prompt is
-    refused. By default 64 to 1024 in nine steps. The longest is compiled at the start, and what the
-    first minute has no time for while nobody asks."""
+    refused. By default 64 to 1024 in nine steps. Programs for the longest are compiled at the
+    start; others in the first minute, while nobody asks, or when needed."""
     max_new_tokens: int = 512
     """Maximum tokens of an answer."""
     images: int | None = None

@@ -195,7 +195,7 @@ class Scores:
     presence_penalty: float = 0.0
     """Lower the score of tokens that are in the answer by this, as in OpenAI's interface."""
     frequency_penalty: float = 0.0
-    """Lower it by this for each time that the token is in the answer."""
+    """Lower a token's score by this for each time that the token is in the answer."""
     no_repeat_ngram_size: int | None = None
     """Write no n-gram of this size twice, or again after the prompt; 0: any."""
     min_new_tokens: int | None = None
