@@ -35,7 +35,7 @@ from jaxspec.typing import Params
 
 _BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|(cos|sin)_cached)|embeddings\.position_ids)$")
 """Buffers that old versions of transformers stored; this library computes them."""
-_TOOLS = (
+TOOLS = (
     (r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.", r"\1"),
     (r"^(module\.|base_model\.model\.)+", ""),
     (r"^model\.(?=model\.|lm_head\.)", ""),
@@ -152,7 +152,7 @@ def in_hub_layout(
     """Return the tensors by their hub names, without buffers; duplicates go to `problems`."""
     stored: dict[str, StoredTensor] = {}
     for tensor in tensors:
-        name = hub_name(tensor.name, _TOOLS + layouts)
+        name = hub_name(tensor.name, TOOLS + layouts)
         if _BUFFERS.search(name):
             continue
         if name in stored:

@@ -47,10 +47,11 @@ from jaxspec.typing import Params
 _NOT_KEPT = {
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     *("quantization_config", "compression_config", "vocab_size", "draft_vocabulary", "use_cache"),
-    *("known_tokens", "sliding_window", "max_window_layers", "layer_types"),
+    *("num_nextn_predict_layers", "known_tokens"),
+    *("sliding_window", "max_window_layers", "layer_types"),
 }
 """Entries of a source's config.json that do not hold for its copy, or are not about the model.
-Families write the last three where they have an effect."""
+A copy has no MTP head. Families write the last three where they have an effect."""
 
 
 @dataclass(frozen=True)

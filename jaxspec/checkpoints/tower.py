@@ -8,8 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checkpoints.directories import INDEX, SINGLE, read_config
+from jaxspec.checkpoints.directories import (
+    INDEX,
+    SINGLE,
+    parse_config,
+    quantisation_of,
+    read_raw_config,
+)
 from jaxspec.checkpoints.fitting import (
+    TOOLS,
     StoredLayout,
     hub_name,
     in_hub_layout,
@@ -17,10 +24,12 @@ from jaxspec.checkpoints.fitting import (
     misfits,
     refuse,
 )
+from jaxspec.checkpoints.formats.quantised import FORMATS, dequantised
 from jaxspec.checkpoints.formats.tensor_files import list_file, model_files, read_index
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.config import ModelConfig
+from jaxspec.config.quantisation import Quantisation
 from jaxspec.models.families import abstract_params, family_of, split_tower
 from jaxspec.typing import Params
 
@@ -34,11 +43,14 @@ def tower_files(path_or_id: str | Path) -> list[Path]:
     path = locate(path_or_id, files=SMALL)
     shards: set[str] = set()
     if (path / INDEX).is_file() and not (path / SINGLE).is_file():
-        config = read_config(path)
+        config, quantisation = _described(path)
         layouts, _ = _layouts(config)
-        renames = family_of(config.model_type).layouts
         index = read_index(path / INDEX)
-        shards = {shard for name, shard in index.items() if hub_name(name, renames) in layouts}
+        shards = {
+            shard
+            for name, shard in index.items()
+            if _parameter(name, config, quantisation) in layouts
+        }
     if not shards:
         return model_files(locate(path_or_id))
     locate(path_or_id, files=tuple(shards))
@@ -51,16 +63,36 @@ def read_tower(path_or_id: str | Path, dtype: jnp.dtype) -> Params:
     Raises InputError where tensors are missing or do not fit config.json.
     """
     files, problems = tower_files(path_or_id), []
-    config = read_config(files[0].parent)  # which also checks the files
+    config, quantisation = _described(files[0].parent)  # which also checks the files
     layouts, tree = _layouts(config)
-    tensors = (tensor for file in files for tensor in list_file(file))
+    tensors = [
+        tensor
+        for file in files
+        for tensor in list_file(file)
+        if _parameter(tensor.name, config, quantisation) in layouts
+    ]
+    if quantisation is not None:
+        tensors = dequantised(tensors, quantisation, problems)
     stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
-    stored = {name: tensor for name, tensor in stored.items() if name in layouts}
     problems += misfits(config, layouts, stored)
     if problems:
         refuse(files[0].parent, problems)
     leaves = [read_tensor(stored[name], layout, dtype) for name, layout in layouts.items()]
     return jax.tree.unflatten(tree, leaves)
+
+
+def _described(path: Path) -> tuple[ModelConfig, Quantisation | None]:
+    """Return what config.json says of a model, and of how it is quantised."""
+    raw = read_raw_config(path)
+    quantisation = quantisation_of(path, raw)
+    return parse_config(path, raw), quantisation
+
+
+def _parameter(name: str, config: ModelConfig, quantisation: Quantisation | None) -> str:
+    """Return the hub's name of the parameter that a tensor holds, or holds a part of."""
+    part = quantisation and FORMATS[quantisation.method].pattern.fullmatch(name)
+    name = f"{part[1]}.weight" if part else name
+    return hub_name(name, TOOLS + family_of(config.model_type).layouts)
 
 
 def _layouts(config: ModelConfig) -> tuple[dict[str, StoredLayout], Any]:

@@ -153,9 +153,10 @@ def plan_memory(
     parts = state.drafter if program.sources else jax.tree.leaves([state.drafter])
     drafts = tuple(map(bytes_held, parts))
     weights = {id(leaf): leaf for leaf in jax.tree.leaves(program.weights(params))}
+    drafting = jax.tree.leaves([params.get(source.name, {}) for source in program.sources])
     return MemoryReport(
         target_weights=bytes_held(weights),
-        draft_weights=bytes_held([params.get(source.name, {}) for source in program.sources]),
+        draft_weights=bytes_held([leaf for leaf in drafting if id(leaf) not in weights]),
         target_cache=caches,
         draft_caches=drafts,
         weighting=weighting,

@@ -22,7 +22,7 @@ from jaxspec.heads.making import module_of
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.layers import apply
-from jaxspec.models.vocabulary import output_rows
+from jaxspec.models.vocabulary import borrowed_rows
 from jaxspec.typing import Array, Float, Int, Params, Tokens
 
 
@@ -52,7 +52,7 @@ def joined(head: Params, target: Params, vocabulary: tuple[int, ...] = ()) -> Pa
     model = {"embed_tokens": target["model"]["embed_tokens"]} | parts
     output = head.get("lm_head") or target.get("lm_head")
     if vocabulary and "lm_head" not in head:
-        output = {"weight": output_rows(target, vocabulary)}
+        output = {"weight": borrowed_rows(target, vocabulary)}
     return {"model": model} | ({"lm_head": output} if output else {})
 
 

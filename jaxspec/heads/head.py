@@ -159,12 +159,13 @@ class Head(nn.Module):
         """Return the hidden states that the head reads of the target's."""
         return states
 
-    def fuse(self, embeds: Vectors, before: Any, context: Any, newest: Any) -> Array:
+    def fuse(self, embeds: Vectors, before: Any, context: Any, slots: Any) -> Array:
         """Return the layers' inputs from embeddings and the hidden states that predicted them.
 
         Args:
           before: Hidden states [..., D]; None for a head that reads none.
-          newest: See `Places`; None in a block of one pass.
+          slots: The tokens' slots, counted from their conversation's first (a tree's nodes may
+            have larger ones); None in a block of one pass.
         """
         return embeds
 
@@ -190,7 +191,8 @@ class Head(nn.Module):
           before: Hidden state before each token: `combine` of the target's, or what a step
             returned.
         """
-        x = self.fuse(embeds, before, context, at.newest)
+        slots = at.newest + at.read if at.first is None else at.newest + at.read - at.first
+        x = self.fuse(embeds, before, context, slots)
         x, room = self.read(x, at, context, reading, room)
         return *self.closed(x), room
 

@@ -22,7 +22,7 @@ from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.huggingface import read_tensor
 from jaxspec.checkpoints.locating import locate, model_name
 from jaxspec.config import ModelConfig
-from jaxspec.errors import InputError, collected
+from jaxspec.errors import InputError, collected, reading
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.files import Kind, Server
 from jaxspec.heads.kinds import KINDS, kind_of
@@ -161,7 +161,8 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
     config = kind.read(path, raw)
     if problems:
         return config, stored, problems
-    config, stored = kind.completed(config, stored)
+    with reading(f"{path}: the tensors are of no {config.title}", "fetch the head again"):
+        config, stored = kind.completed(config, stored)
     problems += contradictions(
         config.text_config, lambda: layouts_in(abstract_head(config))[0], stored
     )

@@ -31,7 +31,7 @@ from jaxspec.models.families import family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.models.language_model import LanguageModel
-from jaxspec.models.vocabulary import output_rows
+from jaxspec.models.vocabulary import borrowed_rows
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.runtime import parse_dtype, setup_runtime
 from jaxspec.sharding import mesh_of, put, small_sharding
@@ -73,7 +73,7 @@ class LoadedHead:
         config = config.for_target(target.config)
         vocabulary = borrowed_tokens(config.text_config, text_config(target.config))
         if "lm_head" not in params and vocabulary:
-            rows = output_rows(text_params(target.config, target.params), vocabulary)
+            rows = borrowed_rows(text_params(target.config, target.params), vocabulary)
             params = {**params, "lm_head": {"weight": rows}}
         return cls(config, put(params, small_sharding(target.params)))
 

@@ -38,9 +38,18 @@ def draft_indices(config: TextConfig, tokens: Int[Array, " ..."]) -> Int[Array, 
 
 def output_rows(params: Params, tokens: tuple[int, ...]) -> Float[Array, "words D"]:
     """Return these tokens' rows of a decoder's output matrix, or of its tied embedding."""
+    return _output_matrix(params)[np.asarray(tokens)]
+
+
+def borrowed_rows(params: Params, tokens: tuple[int, ...]) -> Float[Array, "words D"]:
+    """Return `output_rows`; all rows in their order are the matrix itself, not a copy."""
+    matrix = _output_matrix(params)
+    return matrix if tokens == tuple(range(len(matrix))) else output_rows(params, tokens)
+
+
+def _output_matrix(params: Params) -> Float[Array, "V D"]:
     tied = "lm_head" not in params
-    matrix = params["model"]["embed_tokens"]["embedding"] if tied else params["lm_head"]["weight"]
-    return matrix[np.asarray(tokens)]
+    return params["model"]["embed_tokens"]["embedding"] if tied else params["lm_head"]["weight"]
 
 
 def narrowed(

@@ -386,6 +386,10 @@ def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
         ({"layers.1.mlp.up_proj.weight": None}, "layers.1.mlp.up_proj.weight is miss"),
         ({"fc.weight": np.zeros((32, 96), np.float32)}, r"fc.weight.*\[32, 96\]"),
         ({"layers.0.self_attn.q_proj.bias": np.zeros(32)}, "q_proj.bias is unexpect"),
+        (
+            {"confidence_head.proj.weight": np.zeros(())},
+            "the tensors are of no DFlash head (.*); f",
+        ),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
     ],
 )

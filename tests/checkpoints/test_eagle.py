@@ -415,6 +415,10 @@ FC = np.zeros((32, 64), np.float32)
         ({"d2t": np.full(8, -1)}, "names token -1 of 40; fetch"),
         ({"d2t": np.full(8, 2**63 - 1)}, "names token -?[0-9]+ of 40; fetch"),
         ({"d2t": 9 - np.arange(8)}, "names a token twice"),
+        (
+            {"target_hidden_size": 48, "fc.weight": np.zeros((32, 144), np.float32)},
+            "width 32 and no embed_tokens or lm_head, and those of its target have width 48; give",
+        ),
     ],
 )
 def test_what_this_library_lacks_is_named(

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.fitting import survey
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
+from jaxspec.checkpoints.tower import read_tower
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import Qwen2Config
 from jaxspec.publishing.export import export
@@ -98,6 +99,24 @@ def test_it_is_inspected_and_written_in_16_bits(pair: Any, tmp_path: Path) -> No
     export(packed, tmp_path / "out")
     assert "quantization_config" not in json.loads((tmp_path / "out/config.json").read_text())
     jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "out").params, load(plain).params)
+
+
+def test_a_quantised_tower_is_read_alone_as_with_its_model(tmp_path: Path) -> None:
+    """A tower in 4 bits, whose matrices and scales are in two shards, is read from these alone."""
+    save(tmp_path, tiny.CONFIG, random_params(tiny.CONFIG), SaveOptions(dtype=jnp.dtype("float16")))
+    stored, _ = quantised(load_file(tmp_path / "model.safetensors"), NF4)
+    (tmp_path / "model.safetensors").unlink()
+    names = {name: f"model-{1 + ('absmax' in name)}-of-3.safetensors" for name in stored}
+    names |= {name: "model-3-of-3.safetensors" for name in names if "language_model" in name}
+    for file in {*names.values()}:
+        save_file({name: stored[name] for name in names if names[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    raw = tiny.CONFIG.to_hf() | {"quantization_config": NF4}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    whole = load(tmp_path, dtype=jnp.dtype("float32")).params["vision_tower"]
+    (tmp_path / "model-3-of-3.safetensors").unlink()
+    tower = read_tower(tmp_path, jnp.dtype("float32"))
+    jax.tree.map(np.testing.assert_array_equal, tower, {"vision_tower": whole})
 
 
 def test_fp8_as_transformers_dequantises_it() -> None:

@@ -22,6 +22,7 @@ from jaxspec.engine.memory import bytes_held
 from jaxspec.engine.plan import abstract_program, estimate_decoding, sizes_of
 from jaxspec.heads.loading import save_head
 from jaxspec.heads.making import new_head
+from jaxspec.loading.models import LoadedHead
 from jaxspec.models.int8 import Weights
 from jaxspec.models.lvlms.qwen_vl import QwenImages
 from jaxspec.sharding import make_mesh
@@ -85,6 +86,17 @@ def test_a_draft_holds_a_tower_of_its_own_if_it_is_another_one(layers: int) -> N
     assert estimate_decoding(program, params, 2, 1, sizes).memory.draft_weights == bytes_held(
         params["draft"]
     )
+
+
+def test_a_head_holds_no_second_copy_of_a_tied_targets_output_matrix(tmp_path: Path) -> None:
+    """A head that scores by the output matrix of a tied target, its embedding, holds no copy."""
+    config = replace(tiny.CONFIG.text_config, tie_word_embeddings=True)
+    target = tiny.loaded(tiny.random_params(config), config)
+    save_head(tmp_path / "head", *tiny.kv_head(target.model, target.params, feature="eagle1"), None)
+    head, settings = LoadedHead.load(tmp_path / "head", target), EngineConfig(gamma=3)
+    _, params = abstract_program(config, [head.config], settings, jnp.float32)
+    report = Engine(target, head, settings).memory_report([Request("Hi", 12)])
+    assert report.draft_weights == bytes_held(params["eagle1"])
 
 
 def test_layers_that_read_the_keys_of_others_take_no_cache() -> None:

@@ -147,6 +147,7 @@ def write(
     add = {
         str: writer.add_string,
         float: writer.add_float64,
+        int: writer.add_uint16,
         bytes: writer.add_array,
         list: writer.add_array,
     }
@@ -418,3 +419,5 @@ def test_damaged_files_are_refused_in_one_line(good, tmp_path):
         file.write_bytes(data)
         assert message in tiny.one_line(convert, file, tmp_path / "model"), name
         assert not (tmp_path / "model").exists()
+    part = write(tmp_path / "model-00001-of-00002.gguf", llama(), **{"split.count": 2})
+    assert "one of 2 parts of a model; join" in tiny.one_line(convert, part, tmp_path / "model")

@@ -135,7 +135,7 @@ def eagle_params(config: HeadConfig, target: Params, seed: int = 0) -> Params:
     if "lm_head" not in drawn or "lm_head" not in decoder:
         return drawn
     output = decoder["lm_head"]["weight"]
-    return drawn | {"lm_head": {"weight": output[words] if len(words) else output}}
+    return drawn | {"lm_head": {"weight": output[words] if len(words) else output.copy()}}
 
 
 def gemma_eagle(target: Any, **fields: Any) -> GemmaEagleConfig:

@@ -107,6 +107,9 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
     reader = _reader(file)
     with located(file), reading(f"{file}: not readable as GGUF", "fetch it again"):
         entries = {name: field.contents() for name, field in reader.fields.items()}
+        if (parts := entries.get("split.count") or 1) > 1:
+            join = "llama-gguf-split --merge FIRST_PART JOINED.gguf"
+            raise InputError(f"one of {parts} parts of a model; join them by {join}")
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         factors = tensors.pop("rope_freqs.weight", None)
         # The checks see float32, which is what will be written, and rows first.

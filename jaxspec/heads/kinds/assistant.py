@@ -273,7 +273,7 @@ class AssistantHead(Head):
             segments.append([Segment(reading.k[i], reading.v[i], seen)])
         return segments
 
-    def fuse(self, embeds: Vectors, before: Vectors, context: Any, newest: Any) -> Array:
+    def fuse(self, embeds: Vectors, before: Vectors, context: Any, slots: Any) -> Array:
         return self.pre_projection(jnp.concatenate([embeds, before], axis=-1))
 
     def closed(self, x: Vectors) -> tuple[Vectors, Array]:

@@ -182,7 +182,7 @@ class Eagle1Head(StateHead):
         text = self.config.text_config
         self.fc = Dense(text.hidden_size, text.fc_bias)
 
-    def fuse(self, embeds: Vectors, before: Vectors, context: Any, newest: Any) -> Vectors:
+    def fuse(self, embeds: Vectors, before: Vectors, context: Any, slots: Any) -> Vectors:
         return self.fc(jnp.concatenate([embeds, before], axis=-1))
 
     def closed(self, x: Vectors) -> tuple[Vectors, Vectors]:

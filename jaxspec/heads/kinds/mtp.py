@@ -111,9 +111,9 @@ class MtpHead(StateHead):
         self.input_proj = Dense(text.hidden_size, bias=False)
 
     def fuse(
-        self, embeds: Vectors, before: Vectors, context: Any, newest: Int[Array, "#B roots"]
+        self, embeds: Vectors, before: Vectors, context: Any, slots: Int[Array, "#B roots"]
     ) -> Vectors:
-        embeds = jnp.where((newest == self.behind)[..., None], 0, embeds)
+        embeds = jnp.where((slots == self.behind)[..., None], 0, embeds)
         parts = self.hidden_layernorm(before), self.token_layernorm(embeds)
         return self.input_proj(jnp.concatenate(parts, axis=-1))
 

@@ -124,7 +124,7 @@ class VispecHead(Eagle1Head):
         last = _vector_before(vectors, jnp.pad(ends, ((0, 0), (0, 1))))[:, -1:]
         return self._image_cache(x, prompt, jnp.where(mask & ~filled, -jnp.inf, 0.0), last)
 
-    def fuse(self, embeds: Vectors, before: Vectors, context: Any, newest: Any) -> Vectors:
+    def fuse(self, embeds: Vectors, before: Vectors, context: Any, slots: Any) -> Vectors:
         return self._joined(embeds, before, context.image)
 
     def _joined(

@@ -47,6 +47,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
+from jaxspec.errors import InputError
 from jaxspec.heads import files
 from jaxspec.heads.files import Arrays, Server, Stored
 from jaxspec.heads.head import Fused
@@ -122,7 +123,7 @@ class Eagle3Head(StateHead):
             states = jnp.concatenate(normed, axis=-1)
         return self.fc(states)
 
-    def fuse(self, embeds: Vectors, before: Vectors, context: Any, newest: Any) -> Array:
+    def fuse(self, embeds: Vectors, before: Vectors, context: Any, slots: Any) -> Array:
         return jnp.concatenate([embeds, before], axis=-1)
 
     def closed(self, x: Vectors) -> tuple[Vectors, Vectors]:
@@ -152,8 +153,8 @@ class Eagle3Kind(StateKind[Eagle3Config]):
 
         A head without an output matrix uses the target's.
 
-        Raises InputError for a draft vocabulary that is not a list of the target's tokens, and for
-        heads with more layers.
+        Raises InputError for a draft vocabulary that is not a list of the target's tokens, for
+        heads with more layers, and for what they need of a target of another width.
         """
         stored = files.renamed(
             config.title, stored, lambda name: _LAYER.sub("layers.0.", name.removeprefix("model."))
@@ -164,6 +165,12 @@ class Eagle3Kind(StateKind[Eagle3Config]):
             own_embedding="embed_tokens.weight" in stored,
             own_output="lm_head.weight" in stored,
         )
+        width, targets = text.hidden_size, text.target_hidden_size
+        if width != targets and not (text.own_embedding and text.own_output):
+            raise InputError(
+                f"{config.title}: width {width} and no embed_tokens or lm_head, and those of its "
+                f"target have width {targets}; give a head with both"
+            )
         if isinstance(text, EagleConfig):
             text = replace(text, qk_norm="layers.0.self_attn.q_norm.weight" in stored)
         text = replace(text, draft_vocabulary=files.draft_words(config.title, stored, text))

@@ -198,7 +198,7 @@ class KVHead(Head):
             segments.append(parts)
         return segments
 
-    def fuse(self, embeds: Vectors, before: Vectors | None, context: Any, newest: Any) -> Vectors:
+    def fuse(self, embeds: Vectors, before: Vectors | None, context: Any, slots: Any) -> Vectors:
         if before is None:
             return embeds
         return self.fc(jnp.concatenate([embeds, before], axis=-1))
