@@ -7,8 +7,8 @@ token is accepted, place by place. The chance belongs to the request: it is what
 showed, with earlier requests as a prior. It is of the sources that drafted, so that a short block
 speaks for a longer one too. What lookup would have drafted is known without a run.
 
-A draft that was idle first reads what other plans wrote. So its first few blocks say nothing of
-what a block costs, but how long reading takes. Later choices spread that over 32 blocks: a draft
+A draft that was idle first reads what other plans wrote. So its first few blocks do not show what
+a block costs. They show how long reading takes, which later choices spread over 32 blocks: a draft
 that reads 100 tokens in 3,200 ms, before blocks of 600 ms, is taken to need 700 ms.
 
 The plan of the highest rate decodes. A plan that may be better is tried for a few tokens, as long
@@ -20,7 +20,8 @@ plain decoding is measured twice before all else, and what one run says is doubt
 Rates are guesses, and plain decoding needs none. So a draft must promise 5 % more than it. What
 drafting loses to it after all is a debt, which gains pay back, and 2 % of the time. The larger the
 debt, the more a draft must promise: at 24 blocks 1.05 x (1 + 24 / 48) = 1.6 times plain decoding's
-rate. So a draft whose promises are wrong by that much loses 24 blocks, and 2 % of the time.
+rate. So a draft whose promises are wrong by that much loses 24 blocks, what it reads, and 2 % of
+the time.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ STALE = 100
 """Blocks of other plans after which a plan's milliseconds are doubted: they may be half of it. If
 only one run has measured them, they may be a third after twice as many blocks, and so on."""
 SLOWEST = 10.0
-"""Times as long as known that a run's blocks may take: the machine was busy for the rest."""
+"""A run counts as at most this many times what its blocks usually take; the rest is a stall."""
 HOPE = 0.3
 """Share of its misses that a source may not have on another text, for all that is known."""
 
@@ -103,7 +104,7 @@ class Gain(NamedTuple):
     foreseen: Mapping[tuple[int, ...], Counts] = MappingProxyType({})
     """Blocks that other sources would have drafted."""
     unread: Mapping[int, int] = MappingProxyType({})
-    """Tokens that other plans wrote, by source of the run that had to read them before it."""
+    """Tokens of other plans that each source of the run had to read first, by source."""
 
 
 def _in_turn(
@@ -155,7 +156,7 @@ class Policy:
     debt: float = 0.0
     """Blocks of plain decoding in the time that drafts lost to it and have not paid back."""
     reading: dict[int, float] = field(default_factory=dict)
-    """Milliseconds in which a source that was idle reads a token of all rows, by source."""
+    """Share of a plain block in which a source that was idle reads a token, by source."""
     lock: Any = field(default_factory=threading.RLock, repr=False, compare=False)
     """Lock for the threads that decode with one engine."""
 
@@ -195,7 +196,7 @@ class Policy:
         costs = [known.get(i, known[0]) for i in numbers]
         margin = MARGIN * (1 + self.debt / DEBT)
         reads = [
-            sum(self.reading.get(source, 0.0) * unread.get(source, 0) for source in plan.drafting)
+            known[0] * sum(self.reading.get(i, 0.0) * unread.get(i, 0) for i in plan.drafting)
             for plan in self.plans
         ]
         rates = [
@@ -243,8 +244,12 @@ class Policy:
         blocks = max((int(gain.stats.steps) for gain in gains), default=0)
         usual = self.cost(choice.plan, sizes) or self.cost(0, sizes)
         first = (choice.plan, program) not in self.compiled
+        read = [max(gain.unread.get(source, 0) for gain in gains) for source in plan.drafting]
+        reads = max(read, default=0) > UNREAD * blocks
+        # Reading a token takes at most as long as writing it.
+        longest = sum(read) * (self.cost(0, sizes) or math.inf) if reads else 0.0
         if usual and blocks and not first:
-            ms = min(ms, SLOWEST * blocks * usual)
+            ms = min(ms, SLOWEST * blocks * usual + longest)
         self.spent += ms
         if first:
             blocks_ms = blocks * (self.cost(choice.plan, sizes) or ms / max(blocks, 1))
@@ -259,12 +264,11 @@ class Policy:
             ms = blocks * (usual or ms / blocks)
         else:
             most = self.cost(choice.plan, sizes) or math.inf
-            read = [max(gain.unread.get(source, 0) for gain in gains) for source in plan.drafting]
-            if ms / blocks < most or max(read, default=0) <= UNREAD * blocks:
+            if ms / blocks < most or not reads:
                 self.measured(choice.plan, sizes, ms / blocks)
-            elif most < math.inf:
-                read_ms = ms - blocks * most
-                self._has_read(plan.drafting, read, read_ms)
+            elif most < math.inf and longest < math.inf:
+                read_ms = min(ms - blocks * most, longest)
+                self._has_read(plan.drafting, read, read_ms / longest)
         plain = self.cost(0, sizes) or ms / blocks
         for beliefs, stats, _, foreseen, _ in gains:
             own = Counts(stats.drafted_at, stats.accepted_at)
@@ -284,12 +288,11 @@ class Policy:
             rate = max(self.tokens(i, rows) / cost for i, cost in costs.items() if cost)
             self.lost += max(0.0, ms - gained * len(gains) / rate)
 
-    def _has_read(self, sources: Iterable[int], tokens: Sequence[int], ms: float) -> None:
-        """Note in how many milliseconds sources that were idle have read so many tokens."""
+    def _has_read(self, sources: Iterable[int], tokens: Iterable[int], share: float) -> None:
+        """Note the share of a plain block in which idle sources have read each of their tokens."""
         for source, count in zip(sources, tokens):
             if count:
-                new = ms / sum(tokens)
-                self.reading[source] = (self.reading.get(source, new) + new) / 2
+                self.reading[source] = (self.reading.get(source, share) + share) / 2
 
     @_in_turn
     def measured(self, i: int, sizes: str, ms: float) -> None:
@@ -307,9 +310,10 @@ class Policy:
                 write_text(self.file, json.dumps(costs, indent=1))
 
     def doubt(self, i: int, sizes: str) -> int:
-        """Return how many times as fast as it was measured a plan may be by now."""
+        """Return by which factor a plan may have become faster since it was measured."""
         ages = max(self.blocks - self.measured_at.get(i, 0) - 1, 0) // STALE
-        once = len(self.costs.get(f"{self.plans[i].name}|{sizes}", ())) < 2
+        key = f"{self.plans[i].name}|{sizes}"
+        once = len(self.costs.get(key, ())) == 1 and key not in self.earlier
         return 1 + (ages if once else min(ages, 1))
 
     def cost(self, i: int, sizes: str) -> float | None:

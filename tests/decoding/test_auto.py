@@ -386,16 +386,20 @@ def test_a_run_whose_draft_first_read_what_others_wrote_says_nothing_of_its_bloc
     ]
 
 
-def test_what_a_draft_must_read_first_counts_as_a_cost_of_its_choice() -> None:
+@pytest.mark.parametrize(("blocks", "tokens"), [(3, 100), (1, 2000)])
+def test_what_a_draft_must_read_first_counts_as_a_cost_of_its_choice(
+    blocks: int, tokens: int
+) -> None:
     """Reading is no loss of the blocks behind it, but later it may make plain decoding better."""
     policy = Policy([PLANS[0], PLANS[2]], spent=1e4)
     for plan, ms in enumerate((10.0, 14.0, 10.0, 14.0)):
         policy.measured(plan % 2, "1x64", ms)
         policy.compiled.add((plan % 2, ""))
-    three = np.asarray([3, 3, 0, 0, 0, 0, 0])[: policy.places]
-    gain = Gain({}, DecodeStats(3, 9, three, three, None), unread={0: 100})  # pyright: ignore
-    policy.observe(Choice(1, 4, True), "1x64", "", 3 * 14.0 + 200.0, 0.0, [gain])
-    assert policy.reading == {0: 2.0}
+    all_of_them = np.full(policy.places, blocks)
+    stats = DecodeStats(blocks, 3 * blocks, all_of_them, all_of_them, None)  # pyright: ignore
+    ms = 14.0 * blocks + 2.0 * tokens
+    policy.observe(Choice(1, 4, True), "1x64", "", ms, 0.0, [Gain({}, stats, unread={0: tokens})])
+    assert policy.reading == {0: pytest.approx(0.2)}
     assert policy.debt == 0
     choices = [policy.choose([{}], "1x64", "", {0: unread}) for unread in (0, 300)]
     assert [choice.plan for choice in choices] == [1, 0]
