@@ -114,8 +114,6 @@ def main(
     check_counts(prompts=prompts, repeats=repeats, threads=1 if threads is None else threads)
     if new < 2:
         raise InputError(f"new: {new}; give 2 or more, since prefill writes the first token")
-    if find_spec("torch") is None:
-        raise InputError("peers: torch is not installed; pip install -e '.[parity]'")
     if draft is not None and preset not in ("smollm2", CODER):
         raise InputError(f"draft: {draft}; {preset} has its own draft, leave the option out")
     if (target or data) and preset != CODER:
@@ -123,7 +121,9 @@ def main(
     sets = load_preset("eval", CODER).sets
     for name in set_places(data):
         if name not in sets:
-            raise InputError(f"data: {name!r} is a set that is not asked; {nearest(name, sets)}")
+            raise InputError(f"data: unknown set {name!r}; {nearest(name, sets)}")
+    if find_spec("torch") is None:
+        raise InputError("peers: torch is not installed; pip install -e '.[parity]'")
     warm = 2 if preset == CODER else new
     timed = f"the least of {repeats} runs"
     with Run(preset, options, results_folder(out, preset, debug), timed) as run:

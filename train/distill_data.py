@@ -169,7 +169,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         )
         return prepared
 
-    # The others wait: JAX ends a process whose peers have left for five minutes.
+    # The others wait: JAX ends a process five minutes after another one has ended.
     return on_first(prepare_all)
 
 

@@ -157,8 +157,8 @@ def run(args: Serve) -> None:
     if listening.image_dir is not None and not os.path.isdir(listening.image_dir):
         raise InputError(f"--image-dir: {listening.image_dir}: no such directory")
     name = models.model or Path(model_name(models.target)).name
-    if not name.isprintable():  # bytes that are no UTF-8 would fit in no answer
-        raise InputError(f"--model: {name!r:.100}; give a name of printable characters")
+    if re.search("[\ud800-\udfff]", name):  # which no answer can hold
+        raise InputError(f"--model: {name!r:.100}; give a name without half characters")
     hosts = _names("--allowed-hosts", listening.allowed_hosts, HOST, "chat.example")
     origins = _names("--allowed-origins", listening.allowed_origins, ORIGIN, "https://chat.example")
     if hosts or (listening.host in LOCAL and not key):

@@ -105,8 +105,8 @@ class Grammar:
     def mask(self, row: int, tokens: Sequence[int], words: int) -> np.ndarray:
         """Return the mask of the tokens that may follow, one bit each, as `words` words.
 
-        All may follow an EOS that ends answers: what is drafted there is cut. Only an EOS may
-        follow another one, and tokens behind which no token of the vocabulary leads on.
+        Behind an EOS that ends answers any token may follow: what is drafted there is cut. Only an
+        EOS may follow an EOS that ends none, and where no token continues the form.
         """
         answer, mask = self._after_reasoning(tokens), np.full(words, ALL)
         if answer is None:

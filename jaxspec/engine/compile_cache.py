@@ -80,10 +80,10 @@ def executable(step: Any, held: Held, *args: Any) -> Any:
         if (compiled := EXECUTABLES.pop(key, None)) is not None:
             EXECUTABLES[key] = compiled
             return compiled
-        if is_full := crowded():
+    if crowded():
+        with _LOCK:
             for oldest in list(EXECUTABLES)[: math.ceil(len(EXECUTABLES) / 4)]:
                 del EXECUTABLES[oldest]
-    if is_full:
         jax.clear_caches()  # they hold the programs too
         gc.collect()
     start, options = time.perf_counter(), getattr(held.program, "compiler_options", None)

@@ -148,7 +148,7 @@ class EngineConfig(Batching):
         return LENGTH if self.gamma == "auto" else self.gamma
 
     def padded(self, block: int) -> int:
-        """Return the tokens of a pass over a block of so many.
+        """Return how many tokens a pass reads for a block of `block` tokens.
 
         Raises InputError for a width that does not hold the block, or that is given with a tree.
         """

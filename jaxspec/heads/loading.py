@@ -161,7 +161,7 @@ def list_head(path: Path) -> tuple[HeadConfig, dict[str, StoredTensor], list[str
     config = kind.read(path, raw)
     if problems:
         return config, stored, problems
-    with reading(f"{path}: the tensors are of no {config.title}", "fetch the head again"):
+    with reading(f"{path}: the tensors do not fit a {config.title}", "fetch the head again"):
         config, stored = kind.completed(config, stored)
     problems += contradictions(
         config.text_config, lambda: layouts_in(abstract_head(config))[0], stored

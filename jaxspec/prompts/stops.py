@@ -157,8 +157,8 @@ def text_so_far(before: str, text: str, stops: Sequence[str]) -> str:
     """Return the part of an unfinished answer's text that is sent now, and not taken back.
 
     An incomplete character, or a text that may become a stop string, is held back. Where the
-    tokeniser rewrites what was sent ("ca n" becomes "can't"), the text goes on behind as many
-    characters.
+    tokeniser rewrites what was sent ("ca n" becomes "can't"), the sent part stays, and the new text
+    follows from the same length on.
 
     before: The part that an earlier call returned, with which the new one begins.
     """

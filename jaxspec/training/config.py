@@ -144,7 +144,8 @@ class TrainConfig:
             raise InputError(f"profile: {self.profile!r} is not FIRST:LAST of steps, such as 10:12")
         if self.profile and self.profiled.start > self.steps:
             raise InputError(
-                f"profile: {self.profile!r} begins after {self.steps} steps; give less"
+                f"profile: {self.profile!r} begins after step {self.steps}, the last; give earlier "
+                "steps"
             )
         if self.batch % self.accumulate:
             raise InputError(f"accumulate: {self.accumulate} does not divide batch {self.batch}")

@@ -111,7 +111,7 @@ def train_draft(
         (host, *_) = jax.local_devices(backend="cpu")
     except RuntimeError:
         mend = "add cpu to JAX_PLATFORMS, behind the accelerator"
-        raise InputError(f"start {recipe.start}: JAX has no CPU backend; {mend}") from None
+        raise InputError(f"JAX_PLATFORMS: JAX has no CPU backend; {mend}") from None
     with jax.default_device(host):  # `fit` places it on the mesh
         teaches = recipe.distillation is not None  # else the draft takes the tower at most
         load = LoadedModel.load if teaches else LoadedModel.without_weights

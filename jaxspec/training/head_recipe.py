@@ -224,7 +224,7 @@ def train_heads(
     fixed = [
         f"{re.escape(name)}/{part}" for name, config in configs.items() for part in config.fixed
     ]
-    # What does not fit in a later stage is told before the first is trained for hours.
+    # Refuse what does not fit in a later stage before the first is trained for hours.
     stages = []
     for stage in recipe.stages:
         train = replace(stage.train, frozen=(*stage.train.frozen, "target", *fixed))
@@ -235,7 +235,7 @@ def train_heads(
         make = HeadBatches(conversations, heads, stage.train.seed, readings)
         out = directory / stage.name
         evaluate = None
-        if recipe.held_out:
+        if recipe.held_out and train.evaluate_every:
             lengths, held_out = (recipe.buckets, recipe.tile_buckets), sources[recipe.held_out]
             evaluate = decoded(target, only, configs[only], held_out, lengths, out)
         with closing(CountedBatches(conversations, train.steps, make, recipe.unlearned)) as batches:

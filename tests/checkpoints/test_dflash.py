@@ -388,7 +388,7 @@ def inner(**changes: Any) -> Callable[[dict[str, Any]], None]:
         ({"layers.0.self_attn.q_proj.bias": np.zeros(32)}, "q_proj.bias is unexpect"),
         (
             {"confidence_head.proj.weight": np.zeros(())},
-            "the tensors are of no DFlash head (.*); f",
+            "the tensors do not fit a DFlash head (.*); f",
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
     ],

@@ -417,7 +417,7 @@ FC = np.zeros((32, 64), np.float32)
         ({"d2t": 9 - np.arange(8)}, "names a token twice"),
         (
             {"target_hidden_size": 48, "fc.weight": np.zeros((32, 144), np.float32)},
-            "width 32 and no embed_tokens or lm_head, and those of its target have width 48; give",
+            "width 32, but it borrows embed_tokens or lm_head from a target of width 48; give",
         ),
     ],
 )

@@ -292,7 +292,7 @@ def test_drafts_lose_little_though_most_of_their_runs_promise_gains() -> None:
 
 @pytest.mark.parametrize(("run", "longer"), [(1, 10.0), (7, 10.0), (4, 1000.0), (8, 1000.0)])
 def test_a_run_that_the_machine_stalls_decides_nothing_for_good(run: int, longer: float) -> None:
-    """A run that took far longer, whatever it was of, is forgotten: later the best plan decodes."""
+    """A run of any plan that took far longer is forgotten: later the best plan decodes."""
     texts = {
         "head 2": {(1,): 0.05, (0,): 0.8, (0, 1): 0.6},
         "plain": {(1,): 0.02, (0,): 0.05, (0, 1): 0.05},

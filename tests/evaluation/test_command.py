@@ -296,7 +296,7 @@ def test_help_leaves_out_the_options_that_a_script_does_not_read(
         (lambda: steps.main("small", repeats=0), "repeats: 0; give a whole number"),
         (lambda: peers.main("mini", new=1), "new: 1; give 2 or more"),
         (lambda: peers.main("mini", threads=0), "threads: 0; give a whole number"),
-        (lambda: peers.main("coder", data=("gsm=x",)), "'gsm' is a set that is not asked; did you"),
+        (lambda: peers.main("coder", data=("gsm=x",)), "data: unknown set 'gsm'; did you mean"),
         (lambda: serving.main(new=0), "clients, requests, new: .*, 0; give 1 or more"),
         (lambda: kv_head.main(["aasd", "--gammas", "0"]), "gammas: 0; give a whole number"),
         (lambda: kv_head.main(["aasd", "--gammas"]), "gammas: none; give one or more"),

@@ -27,6 +27,19 @@ class Bucket(MemoryFileSystem):
     def _strip_protocol(cls, path: Any) -> Any:
         return super()._strip_protocol(str(path).replace("gs://", "memory://", 1))
 
+    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
+        """Do nothing: a bucket has no folders."""
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Do nothing: a bucket has no folders."""
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """Return whether there is such a file, or one whose name begins with this folder's."""
+        try:
+            return bool(self.info(path))
+        except FileNotFoundError:
+            return False
+
     def rename(self, path: str, to: str, recursive: bool = False) -> None:
         self.mv(path, to, recursive=recursive)
 

@@ -152,5 +152,5 @@ def test_process_share():
     assert shares(8, 1, 1) == shares(2, 4, 1) == shares(4, 1, 2) == [(0, 4), (1, 4), (2, 4), (3, 4)]
     assert shares(2, 1, 4) == [(0, 2), (0, 2), (1, 2), (1, 2)]
     assert shares(1, 1, 8) == [(0, 1)] * 4
-    with pytest.raises(InputError, match="mesh: 3 model devices cut the devices of a process"):
+    with pytest.raises(InputError, match="mesh: model 3 neither divides the devices of a process"):
         shares(2, 1, 3)

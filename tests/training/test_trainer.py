@@ -216,7 +216,7 @@ def test_rates_by_path(tmp_path):
         ({"tensorboard": True}, "tensorboard: tensorboardX is not installed"),
         ({"clip": 0.0}, "clip: 0 leaves no gradient; give a number above 0"),
         ({"frozen": ("[a",)}, r"frozen: '\[a' is no regular expression \(.*\); mend it"),
-        ({"profile": "7:9"}, "profile: '7:9' begins after 6 steps; give less"),
+        ({"profile": "7:9"}, "profile: '7:9' begins after step 6, the last; give earlier"),
         ({"rates": (("*", 1.0),)}, r"rates: '\*' is no regular expression"),
     ],
 )
@@ -361,7 +361,7 @@ def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
     fit(replace(stage, steps=4), params(), loss_fn, batches, tmp_path / "short")
     seen = []
     longer = fit(
-        stage,
+        replace(stage, profile="5:6"),
         params(),
         loss_fn,
         lambda step: seen.append(step) or batches(step),

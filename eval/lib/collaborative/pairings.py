@@ -32,7 +32,7 @@ from eval.lib.output.intervals import interval
 from eval.lib.output.report import progress
 from eval.lib.output.tables import Record, has, mean
 from eval.lib.questions.prompts import prompt_records
-from eval.lib.times.passes import call_interval, interleaved, median_ratio, time_members
+from eval.lib.times.passes import call_interval, interleaved, speed_up, time_members
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.collaboration.combination import parse_combination
 from jaxspec.engine.config import CollaborationConfig, Method
@@ -314,8 +314,8 @@ class _Measurement:
                 "speedup_parallel_at_most": parallel_speedup(pass_ms[1]),
                 "decode_tokens_per_second": float(speed[0]),
                 "call_tokens_per_second": float(speed[1]),
-                "speedup_measured": median_ratio(speed[0], speeds[0, 0]),
-                "speedup_call": median_ratio(speed[1], speeds[0, 1]),
+                "speedup_measured": speed_up(speed[0], speeds[0, 0]),
+                "speedup_call": speed_up(speed[1], speeds[0, 1]),
             }
             fields |= dict(zip(("speedup_call_low", "speedup_call_high"), spreads[name]))
             fields |= formulas(programs[name].assembly, alphas, pass_ms[1])

@@ -24,8 +24,8 @@ from eval.lib.standins.replay import RecordedTarget
 from eval.lib.times.passes import (
     PassTimes,
     interleaved,
-    median_ratio,
     predicted_speedup,
+    speed_up,
     time_passes,
 )
 from jaxspec.data.samples import Sample
@@ -130,10 +130,10 @@ def _group(
             row |= {
                 "decode_tokens_per_second": float(np.median(rates.loop[i])),
                 "plain_tokens_per_second": float(np.median(rates.loop[0])),
-                "speedup_measured": median_ratio(rates.loop[i], rates.loop[0]),
+                "speedup_measured": speed_up(rates.loop[i], rates.loop[0]),
                 "call_tokens_per_second": float(np.median(rates.call[i])),
                 "plain_call_tokens_per_second": float(np.median(rates.call[0])),
-                "speedup_call": median_ratio(rates.call[i], rates.call[0]),
+                "speedup_call": speed_up(rates.call[i], rates.call[0]),
                 "plain_prefill_ms": _prefill_ms(reference),
             }
         group.rows.append(row)

@@ -217,10 +217,10 @@ def interleaved(
     return answers, rates
 
 
-def median_ratio(rates: np.ndarray, base: np.ndarray) -> float | None:
-    """Return the median speed-up of runs over those of `base`.
+def speed_up(rates: np.ndarray, base: np.ndarray) -> float | None:
+    """Return the median speed-up over `base`, run by run.
 
-    It is None where no answer of `base` passes its first token, which no loop writes.
+    It is None where every answer of `base` ends at its first token, which prefill writes.
     """
     return float(np.median(rates / base)) if base.all() else None
 

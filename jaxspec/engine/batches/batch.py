@@ -318,10 +318,11 @@ class Batch:
         rows = min(self.width - len(self.busy) + ended, self.width)
         count, earlier = min(self.full(self.form), self.longest + stride), compiled_ms()
         self.run_ms = self.run(kind, held, rows, count)
+        compiled = compiled_ms() - earlier
         self.decode_ms += self.run_ms
         self.read()
         if self.pace is not None:
-            self.pace.learn(self.run_ms, compiled_ms() - earlier, self.written.progress(busy))
+            self.pace.learn(self.run_ms, compiled, self.written.progress(busy))
 
     def run(self, kind: Kind, held: Held, rows: int, count: int) -> float:
         """Run the loop until `rows` are done or an answer has `count` tokens; return its ms."""

@@ -38,7 +38,7 @@ class Writing:
     """Tokens and text so far."""
     fields: dict[str, Any] = field(default_factory=dict)
     """Fields of the result so far; {} before any token is read. Until the answer ends, text and
-    reasoning are what no later token changes."""
+    reasoning are what is not taken back."""
 
 
 @dataclass

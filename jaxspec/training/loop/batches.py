@@ -79,7 +79,7 @@ def process_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
     parts = sorted(set(row_sets.values()))
     if sum(map(len, parts)) > len(rows):
         raise InputError(
-            f"mesh: {mesh.shape['model']} model devices cut the devices of a process; give a "
-            "number that divides them, or that they divide"
+            f"mesh: model {mesh.shape['model']} neither divides the devices of a process nor is a "
+            "multiple of them; give one that does"
         )
     return parts.index(row_sets[jax.process_index() if process is None else process]), len(parts)

@@ -65,8 +65,8 @@ class Preemption:
     def reached(self) -> bool:
         """Return whether to save and exit at this point of the run.
 
-        Every process asks at the same points. They are numbered without a gap from the process's
-        start on, also where a run goes on: at the point after the largest that any process had
+        Every process asks at the same points. They are numbered without a gap from the start of the
+        process, not of the run or stage: at the point after the largest that any process had
         reached when the signal came, all save.
         """
         if jax.process_count() > 1:

@@ -154,7 +154,7 @@ class Eagle3Kind(StateKind[Eagle3Config]):
         A head without an output matrix uses the target's.
 
         Raises InputError for a draft vocabulary that is not a list of the target's tokens, for
-        heads with more layers, and for what they need of a target of another width.
+        heads with more layers, and for heads that borrow a matrix from a target of another width.
         """
         stored = files.renamed(
             config.title, stored, lambda name: _LAYER.sub("layers.0.", name.removeprefix("model."))
@@ -168,8 +168,8 @@ class Eagle3Kind(StateKind[Eagle3Config]):
         width, targets = text.hidden_size, text.target_hidden_size
         if width != targets and not (text.own_embedding and text.own_output):
             raise InputError(
-                f"{config.title}: width {width} and no embed_tokens or lm_head, and those of its "
-                f"target have width {targets}; give a head with both"
+                f"{config.title}: width {width}, but it borrows embed_tokens or lm_head from a "
+                f"target of width {targets}; give a head that has both"
             )
         if isinstance(text, EagleConfig):
             text = replace(text, qk_norm="layers.0.self_attn.q_norm.weight" in stored)
