@@ -380,7 +380,7 @@ print([name for name in {heavy} if sys.modules.get(name)])
             "nothing.jsonl: no such file; check the path",
         ),
         ("--prompt caf\udce9", r"prompt 'caf\udce9': '\udce9' is half a character"),
-        ("--system caf\udce9", r"--system: prompt 'caf\udce9': '\udce9' is half a character"),
+        ("--system caf\udce9", r"--system 'caf\udce9': '\udce9' is half a character"),
         ("--bad-words caf\udce9", r"bad_words: ('caf\udce9',); give a list of texts"),
         ("--max-new-tokens 32769", "--max-new-tokens: 32769 is over the largest bucket 32768"),
         (

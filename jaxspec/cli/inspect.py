@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.config import LvlmConfig, text_config
 from jaxspec.errors import InputError, collected, printable
+from jaxspec.files import local_path
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.kinds import kind_of
 from jaxspec.heads.loading import is_head, list_head
@@ -55,7 +55,7 @@ def run(args: Inspect) -> None:
     """Print the facts; exit code 2 where the checkpoint would not load."""
     setup_runtime()
     inspection = inspect(locate(args.path, args.revision))
-    file = Path(os.path.expanduser(args.path))
+    file = local_path(args.path)
     if file.suffix == ".gguf" and file.is_file():
         inspection.facts.update(stored_kinds(file))
     if args.json:

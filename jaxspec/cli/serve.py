@@ -20,6 +20,7 @@ from jaxspec.engine.config import PROMPT_BUCKETS, GenerationConfig
 from jaxspec.engine.engine import Engine, EngineConfig, Request
 from jaxspec.errors import InputError, check_counts, check_numbers, needing
 from jaxspec.plugins import load_plugin, plugins
+from jaxspec.prompts.placeholders import check_text
 from jaxspec.runtime import say
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -157,8 +158,7 @@ def run(args: Serve) -> None:
     if listening.image_dir is not None and not os.path.isdir(listening.image_dir):
         raise InputError(f"--image-dir: {listening.image_dir}: no such directory")
     name = models.model or Path(model_name(models.target)).name
-    if re.search("[\ud800-\udfff]", name):  # which no answer can hold
-        raise InputError(f"--model: {name!r:.100}; give a name without half characters")
+    check_text(name, "--model")
     hosts = _names("--allowed-hosts", listening.allowed_hosts, HOST, "chat.example")
     origins = _names("--allowed-origins", listening.allowed_origins, ORIGIN, "https://chat.example")
     if hosts or (listening.host in LOCAL and not key):

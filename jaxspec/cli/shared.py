@@ -136,8 +136,7 @@ class Question:
             check_text(self.prompt)  # a text model reads <image> as it is written
         elif self.conversation[0].role == "system" and self.system:
             raise InputError(f"--system: {self.messages} has a system prompt; leave one out")
-        with located("--system"):
-            check_text(self.system or "")
+        check_text(self.system or "", "--system")
         options = {"--chat-template": models.template, "--thinking": models.thinking}
         for option, value in options.items():
             if value is not None and self.no_chat_template:

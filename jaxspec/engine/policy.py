@@ -188,19 +188,18 @@ class Policy:
         """
         rows, numbers = list(requests) or [{}], range(len(self.plans))
         known = {i: ms for i in numbers if (ms := self.cost(i, sizes)) is not None}
-        key = f"{self.plans[0].name}|{sizes}"
         # What a program's first run takes says nothing, and a single run may have been stalled.
-        if 0 not in known or (len(self.costs.get(key, ())) == 1 and key not in self.earlier):
+        if 0 not in known or self.measured_once(0, sizes):
             return Choice(0, 2 * TRIAL if (0, program) in self.compiled else 1, False)
         # What was never measured may cost no more than plain decoding, for all that is known.
         costs = [known.get(i, known[0]) for i in numbers]
         margin = MARGIN * (1 + self.debt / DEBT)
-        reads = [
+        reading_ms = [
             known[0] * sum(self.reading.get(i, 0.0) * unread.get(i, 0) for i in plan.drafting)
             for plan in self.plans
         ]
         rates = [
-            self.tokens(i, rows) / (costs[i] + reads[i] / SPREAD) / (margin if i else 1)
+            self.tokens(i, rows) / (costs[i] + reading_ms[i] / SPREAD) / (margin if i else 1)
             for i in numbers
         ]
         best, hopes = max(known, key=lambda i: rates[i]), {}
@@ -210,7 +209,7 @@ class Policy:
         more = compiled <= {0} or self.once + self.first_ms <= ONCE * self.spent
         for i, ms in enumerate(costs):
             blocks = max(1.0, trial * len(rows) / self.tokens(i, rows))
-            loss = blocks * ms * max(0.0, 1 - rates[i] / rates[best]) + reads[i]
+            loss = blocks * ms * max(0.0, 1 - rates[i] / rates[best]) + reading_ms[i]
             if not (more or i in compiled):
                 continue
             doubt = self.doubt(i, sizes)
@@ -242,17 +241,17 @@ class Policy:
         """
         plan = self.plans[choice.plan]
         blocks = max((int(gain.stats.steps) for gain in gains), default=0)
-        usual = self.cost(choice.plan, sizes) or self.cost(0, sizes)
+        known, plain = self.cost(choice.plan, sizes), self.cost(0, sizes)
         first = (choice.plan, program) not in self.compiled
         read = [max(gain.unread.get(source, 0) for gain in gains) for source in plan.drafting]
-        reads = max(read, default=0) > UNREAD * blocks
-        # Reading a token takes at most as long as writing it.
-        longest = sum(read) * (self.cost(0, sizes) or math.inf) if reads else 0.0
-        if usual and blocks and not first:
+        longest = 0.0  # ms of reading at most: reading a token takes no longer than writing it
+        if plain and max(read, default=0) > UNREAD * blocks:
+            longest = sum(read) * plain
+        if (usual := known or plain) and blocks and not first:
             ms = min(ms, SLOWEST * blocks * usual + longest)
         self.spent += ms
         if first:
-            blocks_ms = blocks * (self.cost(choice.plan, sizes) or ms / max(blocks, 1))
+            blocks_ms = blocks * (known or ms / max(blocks, 1))
             self.first_ms = compiled_ms + max(0.0, ms - blocks_ms)
             self.once += self.first_ms if choice.trial else 0.0
         if not blocks:  # the next run is the first one
@@ -262,13 +261,14 @@ class Policy:
         read_ms = 0.0
         if first:  # what is lost beside blocks is counted in `once`
             ms = blocks * (usual or ms / blocks)
+        elif known is None or ms / blocks < known or not longest:
+            self.measured(choice.plan, sizes, ms / blocks)
         else:
-            most = self.cost(choice.plan, sizes) or math.inf
-            if ms / blocks < most or not reads:
-                self.measured(choice.plan, sizes, ms / blocks)
-            elif most < math.inf and longest < math.inf:
-                read_ms = min(ms - blocks * most, longest)
-                self._has_read(plan.drafting, read, read_ms / longest)
+            read_ms = min(ms - blocks * known, longest)
+            for source, count in zip(plan.drafting, read):
+                if count:
+                    share = read_ms / longest
+                    self.reading[source] = (self.reading.get(source, share) + share) / 2
         plain = self.cost(0, sizes) or ms / blocks
         for beliefs, stats, _, foreseen, _ in gains:
             own = Counts(stats.drafted_at, stats.accepted_at)
@@ -288,12 +288,6 @@ class Policy:
             rate = max(self.tokens(i, rows) / cost for i, cost in costs.items() if cost)
             self.lost += max(0.0, ms - gained * len(gains) / rate)
 
-    def _has_read(self, sources: Iterable[int], tokens: Iterable[int], share: float) -> None:
-        """Note the share of a plain block in which idle sources have read each of their tokens."""
-        for source, count in zip(sources, tokens):
-            if count:
-                self.reading[source] = (self.reading.get(source, share) + share) / 2
-
     @_in_turn
     def measured(self, i: int, sizes: str, ms: float) -> None:
         """Note the milliseconds of a block."""
@@ -312,9 +306,12 @@ class Policy:
     def doubt(self, i: int, sizes: str) -> int:
         """Return by which factor a plan may have become faster since it was measured."""
         ages = max(self.blocks - self.measured_at.get(i, 0) - 1, 0) // STALE
+        return 1 + (ages if self.measured_once(i, sizes) else min(ages, 1))
+
+    def measured_once(self, i: int, sizes: str) -> bool:
+        """Return whether only one run has measured a plan's block."""
         key = f"{self.plans[i].name}|{sizes}"
-        once = len(self.costs.get(key, ())) == 1 and key not in self.earlier
-        return 1 + (ages if once else min(ages, 1))
+        return len(self.costs.get(key, ())) == 1 and key not in self.earlier
 
     def cost(self, i: int, sizes: str) -> float | None:
         """Return the milliseconds of a plan's block.

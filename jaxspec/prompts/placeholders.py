@@ -34,10 +34,13 @@ def place_in_turns(questions: Sequence[str], images: int) -> list[str]:
     return list(questions)
 
 
-def check_text(question: str) -> None:
-    """Raise InputError for a lone surrogate, as a command line has for bytes that are no UTF-8."""
+def check_text(text: str, name: str = "prompt") -> None:
+    """Raise InputError for a lone surrogate, as a command line has for bytes that are no UTF-8.
+
+    name: What the error calls the text.
+    """
     try:
-        question.encode()
+        text.encode()
     except UnicodeEncodeError as error:
-        half = question[error.start]
-        raise InputError(f"prompt {question[:60]!r}: {half!r} is half a character") from None
+        half = text[error.start]
+        raise InputError(f"{name} {text[:60]!r}: {half!r} is half a character") from None

@@ -94,7 +94,7 @@ def test_it_warms_up_answers_and_ends_what_it_has_begun(pair: tuple[Path, Path])
         (("--target", "x", "--insecure", "--host", "192.0.2.1"), "--host: 192.0.2.1:8000: "),
         (("--target", "x", "--image-dir", "a" * 300), ": no such directory"),
         (("--target", "x", "--max-body", "9" * 20), "--max-body: 99999999999999999999; give a"),
-        (("--target", "x", "--model", "\udce9"), r"--model: '\udce9'; give a name without half"),
+        (("--target", "x", "--model", "\udce9"), r"--model '\udce9': '\udce9' is half a character"),
         (("--demo", "--target", "x"), "--target: --demo brings its own; leave one of them out"),
         (("--demo", "--draft", "x"), "--draft: --demo brings its own; leave one of them out"),
     ],
