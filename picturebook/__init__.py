@@ -14,15 +14,7 @@ from picturebook.follow_ups import FOLLOW_UPS
 from picturebook.phrases import caption
 from picturebook.rendering import LABEL_CLASSES, PAGE, render, tower_labels
 from picturebook.samples import IMAGE, PROBE_KINDS, Probe, Sample
-from picturebook.scenes import (
-    Chart,
-    Edit,
-    Scene,
-    Thing,
-    edit,
-    sample_chart,
-    sample_scene,
-)
+from picturebook.scenes import Chart, Edit, Scene, Thing, edit, sample_chart, sample_scene
 from picturebook.sets import (
     MIXTURE,
     SYNTHETIC_SETS,
@@ -31,30 +23,3 @@ from picturebook.sets import (
     test_set,
     train_sample,
 )
-
-__all__ = [
-    "FOLLOW_UPS",
-    "IMAGE",
-    "LABEL_CLASSES",
-    "MIXTURE",
-    "PAGE",
-    "PROBE_KINDS",
-    "SYNTHETIC_SETS",
-    "Chart",
-    "Edit",
-    "Probe",
-    "Sample",
-    "Scene",
-    "SyntheticSet",
-    "Thing",
-    "caption",
-    "edit",
-    "probe_sample",
-    "probe_set",
-    "render",
-    "sample_chart",
-    "sample_scene",
-    "test_set",
-    "tower_labels",
-    "train_sample",
-]  # fmt: skip

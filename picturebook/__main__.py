@@ -12,11 +12,14 @@ from PIL import Image, ImageDraw, ImageFont
 
 from jaxspec.command import input_errors
 from jaxspec.files import whole
+from picturebook.rendering import PAGE
 from picturebook.samples import IMAGE, Sample
 from picturebook.sequences import placeholders
 from picturebook.sets import SYNTHETIC_SETS, test_set, train_sample
 
 SCALE, GAP, WIDTH = 4, 16, 1560
+LINE = 22
+"""Pixels from a line of text to the next one."""
 TITLE, ASK, ANSWER = (120, 120, 120), (20, 70, 170), (20, 20, 20)
 
 
@@ -31,36 +34,32 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: 
     return lines
 
 
-def _block(sample: Sample, width: int) -> Image.Image:
-    """Draw a sample `width` pixels wide: turns next to its pages, or below five of them."""
+def _block(sample: Sample) -> Image.Image:
+    """Draw a sample below its title: its pages in a row, and its turns next to them."""
     font, small = ImageFont.load_default(size=17), ImageFont.load_default(size=13)
-    side = SCALE * 48
-    pages_width = len(sample.images) * (side + GAP)
-    beside = len(sample.images) <= 2
-    left = pages_width if beside else 0
+    side = SCALE * PAGE
+    left = GAP + len(sample.images) * (side + GAP)
     texts: list[tuple[str, tuple[int, int, int]]] = []
     for question, answer in sample.turns:
         text = question.removeprefix(placeholders(len(sample.images)))
         text = text.replace("\n", " ").replace(IMAGE, "[page]")
-        texts += [(line, ASK) for line in _wrap(text, font, width - left)]
-        texts += [(line, ANSWER) for line in _wrap(answer, font, width - left)] + [("", ANSWER)]
-    text_top = 24 if beside else 24 + side + 8
-    height = max(26 + (side if sample.images else 0), text_top + 22 * len(texts))
-    block = Image.new("RGB", (width, height), "white")
+        texts += [(line, ASK) for line in _wrap(text, font, WIDTH - left - GAP)]
+        texts += [(line, ANSWER) for line in _wrap(answer, font, WIDTH - left - GAP)]
+        texts.append(("", ANSWER))
+    height = GAP + LINE + max(side if sample.images else 0, LINE * len(texts))
+    block = Image.new("RGB", (WIDTH, height), "white")
     draw = ImageDraw.Draw(block)
     synthetic = SYNTHETIC_SETS.get(sample.dataset)
     stands_for = ", ".join(synthetic.stands_for) if synthetic else "training only"
-    draw.text((0, 2), f"{sample.dataset}: {stands_for} ({sample.id})", TITLE, small)
+    draw.text((GAP, 2), f"{sample.dataset}: {stands_for} ({sample.id})", TITLE, small)
     for i, page in enumerate(sample.images):
-        draw.rectangle(
-            (i * (side + GAP), 23, i * (side + GAP) + side + 1, 24 + side), outline=TITLE
-        )
-        block.paste(
-            Image.fromarray(page).resize((side, side), Image.Resampling.NEAREST),
-            (i * (side + GAP) + 1, 24),
-        )
+        x = GAP + i * (side + GAP)
+        enlarged = Image.fromarray(page).resize((side, side), Image.Resampling.NEAREST)
+        block.paste(enlarged, (x, LINE))
+        draw.rectangle((x - 1, LINE - 1, x + side, LINE + side), outline=TITLE)
     for i, (line, tint) in enumerate(texts):
-        draw.text((left, text_top + 22 * i), line, tint, font)
+        draw.text((left, LINE + LINE * i), line, tint, font)
+    draw.line((GAP, height - 4, WIDTH - GAP, height - 4), (215, 215, 215))
     return block
 
 
@@ -74,25 +73,8 @@ def sheet_samples() -> list[Sample]:
 
 
 def draw_sheet(samples: list[Sample]) -> np.ndarray:
-    """Draw the samples in two columns, five-page ones across both; uint8 [height, 1560, 3]."""
-    half = (WIDTH - 3 * GAP) // 2
-    rows: list[list[Image.Image]] = []
-    for sample in samples:
-        wide = len(sample.images) == 5
-        block = _block(sample, WIDTH - 2 * GAP if wide else half)
-        if not wide and rows and len(rows[-1]) == 1 and rows[-1][0].width == half:
-            rows[-1].append(block)
-        else:
-            rows.append([block])
-    heights = [max(block.height for block in row) + GAP for row in rows]
-    sheet = Image.new("RGB", (WIDTH, sum(heights) + GAP), "white")
-    draw, y = ImageDraw.Draw(sheet), GAP
-    for row, height in zip(rows, heights, strict=True):
-        for i, block in enumerate(row):
-            sheet.paste(block, (GAP + i * (half + GAP), y))
-        draw.line((GAP, y - GAP // 2, WIDTH - GAP, y - GAP // 2), (215, 215, 215))
-        y += height
-    return np.asarray(sheet)
+    """Draw the samples below one another; uint8 [height, 1560, 3]."""
+    return np.concatenate([np.asarray(_block(sample)) for sample in samples])
 
 
 def contact_sheet(out: tyro.conf.Positional[Path]) -> None:

@@ -33,7 +33,7 @@ from picturebook.scenes import (
     Scene,
     below,
     pick,
-    sample_chart,
+    sample_page,
     sample_scene,
 )
 
@@ -49,24 +49,19 @@ def what(rng: np.random.Generator, scene: Scene) -> Turn:
     free = scene.free
     cell = pick(rng, free) if free and rng.random() < 0.1 else pick(rng, scene.things)[0]
     thing, noun, way = scene.cells[cell], pick(rng, NOUNS), below(rng, 3)
+    name = "nothing" if thing is None else an(full(thing))
+    short_answer = f"nothing is {at(cell)}." if thing is None else f"it is {name}."
     question = (
         f"what is {at(cell)} of the {noun}?",
         f"tell me what you see {at(cell)}.",
         f"which thing is {at(cell)}?",
     )[way]
-    if thing is None:
-        answers = (
-            f"nothing is {at(cell)} of the {noun}.",
-            f"I see nothing {at(cell)}.",
-            f"nothing is {at(cell)}.",
-        )
-        return _turn("what", question, answers[way], "nothing")
-    answers = (
-        f"{an(full(thing))} is {at(cell)} of the {noun}.",
-        f"I see {an(full(thing))} {at(cell)}.",
-        f"it is {an(full(thing))}.",
-    )
-    return _turn("what", question, answers[way], thing.kind)
+    answer = (
+        f"{name} is {at(cell)} of the {noun}.",
+        f"I see {name} {at(cell)}.",
+        short_answer,
+    )[way]
+    return _turn("what", question, answer, "nothing" if thing is None else thing.kind)
 
 
 def where(rng: np.random.Generator, scene: Scene) -> Turn | None:
@@ -89,22 +84,14 @@ def where(rng: np.random.Generator, scene: Scene) -> Turn | None:
 def colour(rng: np.random.Generator, scene: Scene) -> Turn:
     """Ask for the colour of the thing of a kind, or in a cell."""
     cell, thing = pick(rng, scene.things)
-    if (
-        sum(other_thing.kind == thing.kind for _, other_thing in scene.things) == 1
-        and rng.random() < 0.6
-    ):
+    name = f"the {thing.kind}"
+    if sum(near.kind == thing.kind for _, near in scene.things) == 1 and rng.random() < 0.6:
         way = below(rng, 2)
-        question = (
-            f"what colour is the {thing.kind}?",
-            f"which colour does the {thing.kind} have?",
-        )[way]
-        answer = (
-            f"the {thing.kind} is {thing.colour}.",
-            f"the {thing.kind} has the colour {thing.colour}.",
-        )[way]
+        question = (f"what colour is {name}?", f"which colour does {name} have?")[way]
+        answer = (f"{name} is {thing.colour}.", f"{name} has the colour {thing.colour}.")[way]
     else:
         question = f"what colour is the thing {at(cell)}?"
-        answer = f"the {thing.kind} {at(cell)} is {thing.colour}."
+        answer = f"{name} {at(cell)} is {thing.colour}."
     return _turn("colour", question, answer, thing.colour)
 
 
@@ -119,15 +106,9 @@ def count(rng: np.random.Generator, scene: Scene) -> Turn:
     else:
         value = pick(rng, things).kind if rng.random() < 0.75 else pick(rng, KINDS)
         n, name = sum(thing.kind == value for thing in things), value
-    way = below(rng, 2)
-    question = (
-        f"how many {plural(name)} are {inside(noun)}?",
-        f"count the {plural(name)} {inside(noun)}.",
-    )[way]
-    answer = (
-        f"{there(n)} {number(n, name)} {inside(noun)}.",
-        f"I count {number(n, name)} {inside(noun)}.",
-    )[way]
+    names, where_to, way = plural(name), inside(noun), below(rng, 2)
+    question = (f"how many {names} are {where_to}?", f"count the {names} {where_to}.")[way]
+    answer = f"{(there(n), 'I count')[way]} {number(n, name)} {where_to}."
     return _turn("count", question, answer, COUNT_WORDS[n])
 
 
@@ -179,23 +160,13 @@ def bar_colour(rng: np.random.Generator, chart: Chart) -> Turn:
 def bar_height(rng: np.random.Generator, chart: Chart) -> Turn:
     """Ask for the height of the bar of a colour."""
     value, height = pick(rng, chart.bars)
-    way = below(rng, 2)
-    question = (f"how tall is the {value} bar?", f"what is the height of the {value} bar?")[way]
-    answer = (f"the {value} bar is {height} tall.", f"the height of the {value} bar is {height}.")[
-        way
-    ]
+    bar, way = f"the {value} bar", below(rng, 2)
+    question = (f"how tall is {bar}?", f"what is the height of {bar}?")[way]
+    answer = (f"{bar} is {height} tall.", f"the height of {bar} is {height}.")[way]
     return _turn("height", question, answer, str(height))
 
 
-ASKERS = {
-    "what": what,
-    "where": where,
-    "colour": colour,
-    "count": count,
-    "sign": sign,
-    "size": size,
-    "background": background,
-}
+ASKERS = {asker.__name__: asker for asker in (what, where, colour, count, sign, size, background)}
 MIX = (
     ("what",) * 4
     + ("where",) * 2
@@ -216,13 +187,6 @@ def ask(rng: np.random.Generator, page: Scene | Chart) -> Turn:
         turn = ASKERS[pick(rng, MIX)](rng, page)
         if turn is not None:
             return turn
-
-
-def sample_page(rng: np.random.Generator) -> Scene | Chart:
-    """Draw a chart one time in eight, else a scene, with a sign in nearly half of the scenes."""
-    if rng.random() < 0.12:
-        return sample_chart(rng)
-    return sample_scene(rng, signs=int(rng.random() < 0.45))
 
 
 def attributes(rng: np.random.Generator) -> Sample:

@@ -17,6 +17,7 @@ from picturebook.phrases import (
     an,
     at,
     bar_at,
+    cap,
     caption,
     full,
     inside,
@@ -47,6 +48,7 @@ from picturebook.scenes import (
     other,
     pick,
     sample_chart,
+    sample_page,
     sample_scene,
 )
 
@@ -91,6 +93,13 @@ def _piece_by_piece(things: list[tuple[int, Thing]]) -> list[str]:
     ]
 
 
+PRAISE = {
+    "white": "clear", "grey": "calm", "cream": "warm", "mint": "fresh", "sky": "bright",
+    "lilac": "soft",
+}  # fmt: skip
+"""What a kind description says of a page, by its background."""
+
+
 def describe_turn(rng: np.random.Generator, scene: Scene) -> Turn:
     """Describe the page as the question asks: plainly, kindly, in detail, as a list, or briefly."""
     noun, things, style, tint = pick(rng, NOUNS), list(scene.things), rng.random(), scene.background
@@ -114,14 +123,7 @@ def describe_turn(rng: np.random.Generator, scene: Scene) -> Turn:
         question = pick(
             rng, (f"Please describe the {noun} for a child.", f"Kindly describe this {noun}.")
         )
-        praise = {
-            "white": "clear",
-            "grey": "calm",
-            "cream": "warm",
-            "mint": "fresh",
-            "sky": "bright",
-        }.get(tint, "soft")
-        opening = f"what a {praise} little {noun} this is!"
+        opening = f"what a {PRAISE[tint]} little {noun} this is!"
         ending = f"behind {'it' if len(things) == 1 else 'them'} everything is {tint}."
         return question, join(opening, *_thing_first(things), ending, remark(scene))
     if style < 0.8:
@@ -160,11 +162,7 @@ CAPTION_QUESTION = "Write a caption for this image."
 
 def captioned(rng: np.random.Generator) -> Sample:
     """Caption a page for the mini captioner: scenes, a third of them with a sign, and charts."""
-    page = (
-        sample_chart(rng)
-        if rng.random() < 0.12
-        else sample_scene(rng, signs=int(rng.random() < 0.45))
-    )
+    page = sample_page(rng)
     return one_page("caption", rng, page, (CAPTION_QUESTION, caption(page)))
 
 
@@ -232,35 +230,26 @@ def absent(rng: np.random.Generator, scene: Scene) -> str:
 
 def exist_turn(rng: np.random.Generator, scene: Scene) -> Turn:
     """Ask whether a thing is there; half of the answers are no, and say what is there instead."""
-    noun, way, yes = pick(rng, NOUNS), below(rng, 3), rng.random() < 0.5
+    noun, way, is_there = pick(rng, NOUNS), below(rng, 3), rng.random() < 0.5
     cell, thing = pick(rng, scene.things)
-    name = short(thing) if yes else absent(rng, scene)
+    name = short(thing) if is_there else absent(rng, scene)
+    one, where, others = an(name), inside(noun), listing(rest(scene))
     question = (
-        f"Is there {an(name)} {inside(noun)}?",
-        f"Can you see {an(name)} {inside(noun)}?",
-        f"Does the {noun} show {an(name)}?",
+        f"Is there {one} {where}?",
+        f"Can you see {one} {where}?",
+        f"Does the {noun} show {one}?",
     )[way]
-    if yes:
-        answer = (
-            f"Yes, there is {an(name)} {inside(noun)}.",
-            f"Yes, I can see {an(name)}.",
-            f"Yes, the {noun} shows {an(name)}.",
-        )[way]
-        size = f"it says {thing.word} and" if thing.word else f"it is {thing.size} and"
-        return question, join(
-            answer, f"{size} {STANDS[thing.kind]} {at(cell)}.", neighbour(scene, cell)
-        )
-    answer = (
-        f"No, there is no {name} {inside(noun)}.",
-        f"No, I can not see {an(name)}.",
-        f"No, the {noun} does not show {an(name)}.",
+    yes = (f"there is {one} {where}.", f"I can see {one}.", f"the {noun} shows {one}.")[way]
+    no = (
+        f"there is no {name} {where}. {cap(there(len(scene.things)))} {others} instead.",
+        f"I can not see {one}. I see {others}.",
+        f"the {noun} does not show {one}. It shows {others}.",
     )[way]
-    instead = (
-        f"there {'is' if len(scene.things) == 1 else 'are'} {listing(rest(scene))} instead.",
-        f"I see {listing(rest(scene))}.",
-        f"it shows {listing(rest(scene))}.",
-    )[way]
-    return question, join(answer, instead)
+    if not is_there:
+        return question, f"No, {no}"
+    size = f"says {thing.word}" if thing.word else f"is {thing.size}"
+    detail = f"it {size} and {STANDS[thing.kind]} {at(cell)}."
+    return question, join(f"Yes, {yes}", detail, neighbour(scene, cell))
 
 
 def exist(rng: np.random.Generator) -> Sample:
@@ -412,19 +401,18 @@ def chart_turn(rng: np.random.Generator, page: Chart) -> Turn:
         )
     if way == 4:
         high, low = ((a, x), (b, y)) if x >= y else ((b, y), (a, x))
+        answer = f"the {high[0]} bar is {high[1] - low[1]} taller than the {low[0]} bar."
+        body = f"it has a height of {high[1]}, and the {low[0]} bar has a height of {low[1]}."
         if x == y:
             answer = f"they are the same, the {a} bar and the {b} bar are both {x} tall."
             body = ""
-        else:
-            answer = f"the {high[0]} bar is {high[1] - low[1]} taller than the {low[0]} bar."
-            body = f"it has a height of {high[1]}, and the {low[0]} bar has a height of {low[1]}."
         return f"How different are the {a} bar and the {b} bar?", join(answer, body)
     bars = [
         f"the {colour} bar {bar_at(bar)} is {height} tall"
         for bar, (colour, height) in enumerate(page.bars)
     ]
     opening = f"the {noun} shows three bars on {an(page.background)} background."
-    return f"Expla{inside(noun)}.", join(opening, f"{listing(bars)}.")
+    return f"Explain the {noun}.", join(opening, f"{listing(bars)}.")
 
 
 def chart(rng: np.random.Generator) -> Sample:

@@ -12,18 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from picturebook.scenes import (
-    BACKGROUNDS,
-    COLOURS,
-    KINDS,
-    MAX_HEIGHT,
-    SIGN,
-    SIZES,
-    WORDS,
-    Chart,
-    Scene,
-    Thing,
-)
+from picturebook import scenes
 
 PAGE, CELL = 48, 24
 JITTER = 2
@@ -154,20 +143,14 @@ def _shape(kind: str, x: Grid, y: Grid) -> tuple[Grid, Grid, Grid]:
     if kind == "key":
         bow = disc(x, y, 0.27, 0.5, 0.29) & ~disc(x, y, 0.25, 0.5, 0.11)
         blade = rect(x, y, 0.5, 0.41, 1.02, 0.6)
-        return (
-            bow | blade | rect(x, y, 0.66, 0.6, 0.78, 0.82) | rect(x, y, 0.9, 0.6, 1.02, 0.82),
-            none,
-            none,
-        )
+        teeth = rect(x, y, 0.66, 0.6, 0.78, 0.82) | rect(x, y, 0.9, 0.6, 1.02, 0.82)
+        return bow | blade | teeth, none, none
     if kind == "moon":
         return disc(x, y, 0.5, 0.5, 0.5) & ~disc(x, y, 0.8, 0.4, 0.4), none, none
     if kind == "heart":
         lobes = disc(x, y, 0.26, 0.29, 0.26) | disc(x, y, 0.74, 0.29, 0.26)
-        return (
-            lobes | polygon(x, y, (0.04, 0.42), (0.5, 0.32), (0.96, 0.42), (0.5, 0.98)),
-            none,
-            none,
-        )
+        tip = polygon(x, y, (0.04, 0.42), (0.5, 0.32), (0.96, 0.42), (0.5, 0.98))
+        return lobes | tip, none, none
     if kind == "flower":
         petals = none.copy()
         for i in range(5):
@@ -177,7 +160,7 @@ def _shape(kind: str, x: Grid, y: Grid) -> tuple[Grid, Grid, Grid]:
             )
         stem = rect(x, y, 0.45, 0.6, 0.55, 1.0) | disc(x, y, 0.66, 0.82, 0.16, 0.08)
         return petals, disc(x, y, 0.5, 0.33, 0.15), stem & ~petals
-    raise ValueError(f"picturebook sprite: unknown kind {kind!r}; one of {', '.join(KINDS)}")
+    raise ValueError(f"picturebook sprite: unknown kind {kind!r}; one of {', '.join(scenes.KINDS)}")
 
 
 @cache
@@ -216,8 +199,10 @@ def board(colour: str, word: str) -> np.ndarray:
     return picture
 
 
-def _draw_thing(page: np.ndarray, thing: Thing, top: int, left: int, dy: int, dx: int) -> None:
-    if thing.kind == SIGN and thing.word is not None:
+def _draw_thing(
+    page: np.ndarray, thing: scenes.Thing, top: int, left: int, dy: int, dx: int
+) -> None:
+    if thing.kind == scenes.SIGN and thing.word is not None:
         y = top + 5 + dy
         page[y + 11 : top + CELL - 1, left + 10 : left + 14] = INK
         page[y : y + 11, left : left + CELL] = board(thing.colour, thing.word)
@@ -230,8 +215,8 @@ def _draw_thing(page: np.ndarray, thing: Thing, top: int, left: int, dy: int, dx
     window += colour
 
 
-def _draw_chart(page: np.ndarray, chart: Chart) -> None:
-    for unit in range(2, MAX_HEIGHT + 1, 2):
+def _draw_chart(page: np.ndarray, chart: scenes.Chart) -> None:
+    for unit in range(2, scenes.MAX_HEIGHT + 1, 2):
         page[BASELINE - unit * UNIT, 2:46] *= 0.62 if unit == 4 else 0.85
     for (colour, height), left in zip(chart.bars, BAR_LEFT, strict=True):
         top = BASELINE - height * UNIT
@@ -240,7 +225,7 @@ def _draw_chart(page: np.ndarray, chart: Chart) -> None:
     page[BASELINE, 2:46] = INK
 
 
-def render(page: Scene | Chart, rng: np.random.Generator) -> np.ndarray:
+def render(page: scenes.Scene | scenes.Chart, rng: np.random.Generator) -> np.ndarray:
     """Return the page as uint8 [48, 48, 3].
 
     `rng` moves each thing by up to 2 px inside its cell (signs up and down only: their word fills
@@ -250,7 +235,7 @@ def render(page: Scene | Chart, rng: np.random.Generator) -> np.ndarray:
     noise = rng.random(9)
     canvas = np.empty((PAGE, PAGE, 3), np.float32)
     canvas[:] = RGB[page.background]
-    if isinstance(page, Chart):
+    if isinstance(page, scenes.Chart):
         _draw_chart(canvas, page)
     else:
         shifts = (noise * (2 * JITTER + 1)).astype(int) - JITTER
@@ -262,20 +247,20 @@ def render(page: Scene | Chart, rng: np.random.Generator) -> np.ndarray:
 
 
 LABELS = {
-    "kind": ("none", *KINDS, SIGN, "chart cell"),
-    "colour": ("none", *COLOURS),
-    "size": ("none", *SIZES),
-    "word": ("none", *WORDS),
-    "background": BACKGROUNDS,
+    "kind": ("none", *scenes.KINDS, scenes.SIGN, "chart cell"),
+    "colour": ("none", *scenes.COLOURS),
+    "size": ("none", *scenes.SIZES),
+    "word": ("none", *scenes.WORDS),
+    "background": scenes.BACKGROUNDS,
 }
 """Classes of each attribute that a vision tower learns."""
 LABEL_CLASSES = {name: len(values) for name, values in LABELS.items()} | {
     "bar_colour": len(LABELS["colour"]),
-    "bar_height": MAX_HEIGHT + 1,
+    "bar_height": scenes.MAX_HEIGHT + 1,
 }
 
 
-def tower_labels(page: Scene | Chart) -> dict[str, np.ndarray]:
+def tower_labels(page: scenes.Scene | scenes.Chart) -> dict[str, np.ndarray]:
     """Return what a vision tower should see on the page, as int32 class numbers.
 
     `kind`, `colour`, `size`, `word` [4] per cell in reading order (0 none; kind: 1..12 `KINDS`, 13
@@ -283,9 +268,9 @@ def tower_labels(page: Scene | Chart) -> dict[str, np.ndarray]:
     (0 none: no chart). `LABEL_CLASSES` gives the number of classes of each.
     """
     labels = {name: np.zeros(4, np.int32) for name in ("kind", "colour", "size", "word")}
-    labels["background"] = np.array(BACKGROUNDS.index(page.background), np.int32)
+    labels["background"] = np.array(scenes.BACKGROUNDS.index(page.background), np.int32)
     labels["bar_colour"], labels["bar_height"] = np.zeros(3, np.int32), np.zeros(3, np.int32)
-    if isinstance(page, Chart):
+    if isinstance(page, scenes.Chart):
         labels["kind"][:] = LABELS["kind"].index("chart cell")
         for i, (colour, height) in enumerate(page.bars):
             labels["bar_colour"][i] = LABELS["colour"].index(colour)

@@ -45,14 +45,8 @@ PROBE_KINDS = ("what", "where", "colour", "count", "sign")
 """The attributes that accuracy is reported on; the others of `VALUES` are trained and not
 reported."""
 
-_COUNT_SPELLINGS = {
-    "none": "no",
-    "zero": "no",
-    "0": "no",
-    "1": "one",
-    "2": "two",
-    "3": "three",
-    "4": "four",
+_COUNT_SPELLINGS = {"none": "no", "zero": "no"} | {
+    str(count): word for count, word in enumerate(COUNT_WORDS)
 }
 
 

@@ -16,19 +16,8 @@ import numpy as np
 T = TypeVar("T")
 
 KINDS = (
-    "ball",
-    "box",
-    "tree",
-    "house",
-    "star",
-    "fish",
-    "boat",
-    "cup",
-    "key",
-    "moon",
-    "heart",
-    "flower",
-)
+    "ball", "box", "tree", "house", "star", "fish", "boat", "cup", "key", "moon", "heart", "flower",
+)  # fmt: skip
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black")
 SIZES = ("small", "large")
 PLACES = ("top left", "top right", "bottom left", "bottom right")
@@ -159,6 +148,13 @@ def sample_chart(rng: np.random.Generator) -> Chart:
     a, b, c = shuffled(rng, COLOURS)[:3]
     x, y, z = (1 + below(rng, MAX_HEIGHT) for _ in range(3))
     return Chart(pick(rng, BACKGROUNDS), ((a, x), (b, y), (c, z)))
+
+
+def sample_page(rng: np.random.Generator) -> Scene | Chart:
+    """Draw a chart one time in eight, else a scene, with a sign in nearly half of the scenes."""
+    if rng.random() < 0.12:
+        return sample_chart(rng)
+    return sample_scene(rng, signs=int(rng.random() < 0.45))
 
 
 def with_cell(scene: Scene, cell: int, thing: Thing | None) -> Scene:

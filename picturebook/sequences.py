@@ -113,17 +113,13 @@ def edit_pair(rng: np.random.Generator) -> Sample:
     first = sample_scene(rng)
     second, change = edit(rng, first)
     noun, way = pick(rng, NOUNS), below(rng, 3)
-    order = join(say(change, ORDERS), _keep(first, change.cell))
-    if way == 0:
-        question = f"{placeholders(2)}Which edit turns the first {noun} into the second?"
-    elif way == 1:
-        question = (
-            f"First: {IMAGE}\nSecond: {IMAGE}\nHow was the {noun} edited? Give the instruction."
-        )
-        order = f"The instruction is this. {order}"
-    else:
-        question = f"{placeholders(2)}What must be done to get from the first {noun} to the second?"
-        order = f"To get the second {noun}, do this. {order}"
+    question = (
+        f"{placeholders(2)}Which edit turns the first {noun} into the second?",
+        f"First: {IMAGE}\nSecond: {IMAGE}\nHow was the {noun} edited? Give the instruction.",
+        f"{placeholders(2)}What must be done to get from the first {noun} to the second?",
+    )[way]
+    opening = ("", "the instruction is this.", f"to get the second {noun}, do this.")[way]
+    order = join(opening, say(change, ORDERS), _keep(first, change.cell))
     return drawn("edit", rng, [first, second], [(question, order)])
 
 
@@ -138,9 +134,9 @@ def brush(rng: np.random.Generator) -> Sample:
     orders = [say(change, PAINTER_ORDERS) for change in changes]
     if len(orders) == 2:
         orders[1] = "then " + orders[1].removeprefix("please ")
-    closing = ("the rest stays as it is: ", "do not touch the rest: ")[way]
+    closing = ("the rest stays as it is", "do not touch the rest")[way]
     remainder = rest(scenes[0], *(change.cell for change in changes))
-    end = f"{closing}{listing(remainder)}." if remainder else "there is nothing else to paint."
+    end = f"{closing}: {listing(remainder)}." if remainder else "there is nothing else to paint."
     return drawn("brush", rng, scenes, [(question, join(*orders, end))])
 
 
@@ -151,21 +147,18 @@ def brush(rng: np.random.Generator) -> Sample:
 def spot(rng: np.random.Generator) -> Sample:
     """Stand for Spot-the-Difference: one or two differences, and the common things."""
     scenes, changes = edited(rng)
-    noun, way, two = pick(rng, NOUNS), below(rng, 3), len(changes) == 2
+    noun, way = pick(rng, NOUNS), below(rng, 3)
+    found = "two differences" if len(changes) == 2 else "one difference"
     question = (
         f"{placeholders(2)}What is different between the two {noun}s?",
         f"{placeholders(2)}Find the differences between these {noun}s.",
         f"First: {IMAGE}\nSecond: {IMAGE}\nCompare the two {noun}s.",
     )[way]
-    opening = (
-        "",
-        "I found two differences." if two else "I found one difference.",
-        f"the two {noun}s are nearly the same.",
-    )[way]
+    opening = ("", f"I found {found}.", f"the two {noun}s are nearly the same.")[way]
     first, cells = scenes[0], [change.cell for change in changes]
     phrases = [f"the {short(thing)}" for cell, thing in first.things if cell not in cells]
-    same = f"both show {listing(phrases)} on {an(first.background)} background." if phrases else (
-        f"both have {an(first.background)} background.")  # fmt: skip
+    shared = f"show {listing(phrases)} on" if phrases else "have"
+    same = f"both {shared} {an(first.background)} background."
     differences = [say(change, DIFFERENCES) for change in changes]
     return drawn("spot", rng, scenes, [(question, join(opening, *differences, same))])
 

@@ -38,40 +38,6 @@ from jaxspec.config.text import (
 )
 from jaxspec.config.vision import Qwen3VisionConfig, QwenTowerConfig, QwenVisionConfig, VisionConfig
 
-__all__ = [
-    "Gemma3Config",
-    "Gemma3TextConfig",
-    "Gemma4Config",
-    "Gemma4TextConfig",
-    "Gemma4UnifiedConfig",
-    "Gemma4UnifiedTextConfig",
-    "Gemma4VisionConfig",
-    "LlamaConfig",
-    "LlavaConfig",
-    "LlavaNextConfig",
-    "LlavaOnevisionConfig",
-    "LvlmConfig",
-    "MimoConfig",
-    "MistralConfig",
-    "ModelConfig",
-    "OptConfig",
-    "PixelConfig",
-    "Qwen2Config",
-    "Qwen3Config",
-    "Qwen3VLConfig",
-    "Qwen3VisionConfig",
-    "QwenTowerConfig",
-    "QwenVLConfig",
-    "QwenVisionConfig",
-    "RopeScaling",
-    "RotaryConfig",
-    "TextConfig",
-    "VisionConfig",
-    "text_config",
-    "untied",
-    "with_text",
-]
-
 LvlmConfig = LlavaConfig | Gemma3Config | Gemma4Config | QwenVLConfig
 ModelConfig = TextConfig | LvlmConfig
 
@@ -92,8 +58,7 @@ def untied(config: ModelConfig, **text_fields: Any) -> ModelConfig:
 
     text_fields: Changes of the decoder's part.
     """
-    changes: dict[str, Any] = {"tie_word_embeddings": False}
+    text = replace(text_config(config), tie_word_embeddings=False, **text_fields)
     if isinstance(config, TextConfig):
-        return replace(config, **changes, **text_fields)
-    text = replace(config.text_config, **changes, **text_fields)
-    return replace(config, text_config=text, **changes)
+        return text
+    return replace(config, text_config=text, tie_word_embeddings=False)
