@@ -80,11 +80,8 @@ FOLLOW_UP_SHARE = 0.35
 """Share of training samples of these sets that get a second turn."""
 
 
-def test_set(  # (no test)
-    name: str,
-    n: int = 100,  # noqa: PT028
-    turns: int = 1,  # noqa: PT028
-    kinds: Sequence[str] = tuple(FOLLOW_UPS),  # noqa: PT028
+def test_set(
+    name: str, n: int = 100, turns: int = 1, kinds: Sequence[str] = tuple(FOLLOW_UPS)
 ) -> list[Sample]:
     """Return the first `n` test samples of a synthetic set, the same on every machine.
 

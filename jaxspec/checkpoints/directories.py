@@ -158,9 +158,14 @@ def read_raw_config(path: Path) -> dict[str, Any]:
 
 def read_config(path: Path) -> ModelConfig:
     """Return the architecture that config.json describes; InputError for one that is not read."""
+    return described(path)[0]
+
+
+def described(path: Path) -> tuple[ModelConfig, Quantisation | None]:
+    """Return what config.json says of a model, and of how it is quantised."""
     raw = read_raw_config(path)
-    quantisation_of(path, raw)
-    return parse_config(path, raw)
+    quantisation = quantisation_of(path, raw)
+    return parse_config(path, raw), quantisation
 
 
 def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:

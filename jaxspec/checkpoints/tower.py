@@ -8,22 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checkpoints.directories import (
-    INDEX,
-    SINGLE,
-    parse_config,
-    quantisation_of,
-    read_raw_config,
-)
-from jaxspec.checkpoints.fitting import (
-    TOOLS,
-    StoredLayout,
-    hub_name,
-    in_hub_layout,
-    layouts_in,
-    misfits,
-    refuse,
-)
+from jaxspec.checkpoints import directories, fitting
 from jaxspec.checkpoints.formats.quantised import FORMATS, dequantised
 from jaxspec.checkpoints.formats.tensor_files import list_file, model_files, read_index
 from jaxspec.checkpoints.huggingface import read_tensor
@@ -42,10 +27,10 @@ def tower_files(path_or_id: str | Path) -> list[Path]:
     """
     path = locate(path_or_id, files=SMALL)
     shards: set[str] = set()
-    if (path / INDEX).is_file() and not (path / SINGLE).is_file():
-        config, quantisation = _described(path)
+    if (path / directories.INDEX).is_file() and not (path / directories.SINGLE).is_file():
+        config, quantisation = directories.described(path)
         layouts, _ = _layouts(config)
-        index = read_index(path / INDEX)
+        index = read_index(path / directories.INDEX)
         shards = {
             shard
             for name, shard in index.items()
@@ -63,7 +48,7 @@ def read_tower(path_or_id: str | Path, dtype: jnp.dtype) -> Params:
     Raises InputError where tensors are missing or do not fit config.json.
     """
     files, problems = tower_files(path_or_id), []
-    config, quantisation = _described(files[0].parent)  # which also checks the files
+    config, quantisation = directories.described(files[0].parent)  # which also checks the files
     layouts, tree = _layouts(config)
     tensors = [
         tensor
@@ -73,27 +58,20 @@ def read_tower(path_or_id: str | Path, dtype: jnp.dtype) -> Params:
     ]
     if quantisation is not None:
         tensors = dequantised(tensors, quantisation, problems)
-    stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
-    problems += misfits(config, layouts, stored)
+    stored = fitting.in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
+    problems += fitting.misfits(config, layouts, stored)
     if problems:
-        refuse(files[0].parent, problems)
+        fitting.refuse(files[0].parent, problems)
     leaves = [read_tensor(stored[name], layout, dtype) for name, layout in layouts.items()]
     return jax.tree.unflatten(tree, leaves)
-
-
-def _described(path: Path) -> tuple[ModelConfig, Quantisation | None]:
-    """Return what config.json says of a model, and of how it is quantised."""
-    raw = read_raw_config(path)
-    quantisation = quantisation_of(path, raw)
-    return parse_config(path, raw), quantisation
 
 
 def _parameter(name: str, config: ModelConfig, quantisation: Quantisation | None) -> str:
     """Return the hub's name of the parameter that a tensor holds, or holds a part of."""
     part = quantisation and FORMATS[quantisation.method].pattern.fullmatch(name)
     name = f"{part[1]}.weight" if part else name
-    return hub_name(name, TOOLS + family_of(config.model_type).layouts)
+    return fitting.hub_name(name, fitting.TOOLS + family_of(config.model_type).layouts)
 
 
-def _layouts(config: ModelConfig) -> tuple[dict[str, StoredLayout], Any]:
-    return layouts_in(split_tower(abstract_params(config))[0])
+def _layouts(config: ModelConfig) -> tuple[dict[str, fitting.StoredLayout], Any]:
+    return fitting.layouts_in(split_tower(abstract_params(config))[0])

@@ -33,6 +33,8 @@ class BaseLvlmConfig(Part):
     """transformers' class."""
     _decoder: ClassVar[type[RotaryConfig]]
     _tower: ClassVar[Any] = VisionConfig
+    _tower_kind: ClassVar[str | None] = None
+    """The model_type of a tower that names none; None: the default of its class."""
     stacked: ClassVar[Any] = 0
     """Decoder layers after which features are added to the image slots (DeepStack)."""
     image_space: ClassVar[str] = ""
@@ -66,7 +68,7 @@ class BaseLvlmConfig(Part):
     @classmethod
     def read_vision(cls, raw: dict[str, Any]) -> Any:
         """Return the tower that a file's `vision_config` describes."""
-        return cls._tower.from_hf(raw)
+        return cls._tower.from_hf({"model_type": cls._tower_kind} | raw)
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
@@ -101,8 +103,8 @@ class LlavaConfig(BaseLvlmConfig):
     vision_feature_select_strategy: str = "default"
 
     architecture = "LlavaForConditionalGeneration"
-    _kinds: ClassVar = ("llama", "clip_vision_model")
-    """The model_types of parts that name none."""
+    _decoder: ClassVar[type[RotaryConfig]] = LlamaConfig
+    """The decoder of a file that names none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,11 +133,7 @@ class LlavaConfig(BaseLvlmConfig):
 
     @classmethod
     def read_text(cls, raw: dict[str, Any]) -> RotaryConfig:
-        return decoder_config(raw, cls._kinds[0])
-
-    @classmethod
-    def read_vision(cls, raw: dict[str, Any]) -> VisionConfig:
-        return VisionConfig.from_hf({"model_type": cls._kinds[1]} | raw)
+        return decoder_config(raw, cls._decoder.model_type)
 
     def to_hf(self) -> dict[str, Any]:
         return super().to_hf() | {"image_seq_length": self.image_tokens}
@@ -203,7 +201,8 @@ class LlavaOnevisionConfig(LlavaNextConfig):
     """Features of more tiles than this are scaled down to as many."""
 
     architecture = "LlavaOnevisionForConditionalGeneration"
-    _kinds: ClassVar = ("qwen2", "siglip_vision_model")
+    _decoder = Qwen2Config
+    _tower_kind = "siglip_vision_model"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -234,6 +233,7 @@ class Gemma3Config(BaseLvlmConfig):
 
     architecture = "Gemma3ForConditionalGeneration"
     _decoder = Gemma3TextConfig
+    _tower_kind = "siglip_vision_model"
     image_space = "\n\n"
 
     @classmethod
@@ -268,10 +268,6 @@ class Gemma3Config(BaseLvlmConfig):
     @property
     def tower(self) -> Any:
         return self.vision_config, self.mm_tokens_per_image
-
-    @classmethod
-    def read_vision(cls, raw: dict[str, Any]) -> VisionConfig:
-        return VisionConfig.from_hf({"model_type": "siglip_vision_model"} | raw)
 
 
 @dataclass(frozen=True)

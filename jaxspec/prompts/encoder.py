@@ -22,19 +22,11 @@ import numpy as np
 
 from jaxspec.config import LvlmConfig, ModelConfig, text_config
 from jaxspec.errors import InputError
+from jaxspec.prompts import templates
 from jaxspec.prompts.messages import Message, Source, user_message
 from jaxspec.prompts.placeholders import PLACEHOLDER, VIDEO, check_text
 from jaxspec.prompts.quoting import Quoter, quoter
 from jaxspec.prompts.reasoning import Marks, Splitter, marks_of
-from jaxspec.prompts.templates import (
-    bos_before,
-    check_thinking,
-    has_vicuna_form,
-    keeps_reasoning,
-    render,
-    render_follow_up,
-    vicuna_turn,
-)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -85,7 +77,7 @@ class PromptEncoder:
     def __post_init__(self) -> None:
         check_text(self.system)
         if self.thinking is not None:
-            check_thinking(self.tokenizer)
+            templates.check_thinking(self.tokenizer)
         if self.image_token is None:
             return
         ids = self.tokenizer.encode(self._image_piece, add_special_tokens=False)
@@ -99,17 +91,12 @@ class PromptEncoder:
     def of(cls, config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Self:
         """Return the encoder of prompts for a model of this configuration."""
         text = text_config(config)
+        encoder = cls(tokenizer, decoder=text.model_type, stops=text.stop_tokens)
         if not isinstance(config, LvlmConfig):
-            return cls(tokenizer, decoder=text.model_type, stops=text.stop_tokens)
-        return cls(
-            tokenizer,
-            image_token=config.image_token_index,
-            marks=config.image_marks,
-            decoder=text.model_type,
-            sign=config.image_sign,
-            space=config.image_space,
-            stops=text.stop_tokens,
-        )
+            return encoder
+        marks, sign, space = config.image_marks, config.image_sign, config.image_space
+        token = config.image_token_index
+        return replace(encoder, image_token=token, marks=marks, sign=sign, space=space)
 
     @property
     def eos(self) -> int | None:
@@ -120,7 +107,7 @@ class PromptEncoder:
     def chats(self) -> bool:
         """Return whether the model is asked by turns; a base model continues a text."""
         template = self.tokenizer.chat_template
-        return bool(template) or has_vicuna_form(self.tokenizer, self.decoder)
+        return bool(template) or templates.has_vicuna_form(self.tokenizer, self.decoder)
 
     @cached_property
     def reasoning(self) -> Marks | None:
@@ -150,7 +137,7 @@ class PromptEncoder:
         conversation = self._as_messages(messages, images)
         if self.tokenizer.chat_template:
             text = self.opening(conversation)
-            ids = [*bos_before(self.tokenizer, text), *self._encoded([text])[0]]
+            ids = [*templates.bos_before(self.tokenizer, text), *self._encoded([text])[0]]
         else:
             ids = self.dialogues([conversation])[0][0].tolist()
         return _prompt(ids, conversation)
@@ -216,7 +203,7 @@ class PromptEncoder:
         encoded = iter(self._encoded([text for conversation in pieces for text in conversation]))
         out = []
         for conversation in pieces:
-            ids = bos_before(self.tokenizer, conversation[0]) if conversation else []
+            ids = templates.bos_before(self.tokenizer, conversation[0]) if conversation else []
             mask = [False] * len(ids)
             for number in range(len(conversation)):
                 is_answer = number % 2 == 1
@@ -235,8 +222,8 @@ class PromptEncoder:
             messages = [Message("system", (self.system,)), *messages]
         messages = self._quoted(messages)
         if self.tokenizer.chat_template:
-            return render(self.tokenizer, messages, self.image_text, self.thinking)
-        return vicuna_turn(self.tokenizer, self.decoder, messages, self.image_text)
+            return templates.render(self.tokenizer, messages, self.image_text, self.thinking)
+        return templates.vicuna_turn(self.tokenizer, self.decoder, messages, self.image_text)
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text without BOS, its special tokens among them."""
@@ -334,8 +321,10 @@ class PromptEncoder:
         """
         messages = self._quoted(messages)
         if not self.tokenizer.chat_template:
-            return vicuna_turn(self.tokenizer, self.decoder, messages, self.image_text)
-        return render_follow_up(self.tokenizer, answer, messages, self.image_text, self.thinking)
+            return templates.vicuna_turn(self.tokenizer, self.decoder, messages, self.image_text)
+        return templates.render_follow_up(
+            self.tokenizer, answer, messages, self.image_text, self.thinking
+        )
 
     def _lasting(
         self, prompt: Prompt, answer: Sequence[int], messages: Sequence[Message]
@@ -345,7 +334,7 @@ class PromptEncoder:
         if splitter is None or not self.tokenizer.chat_template:
             return before, answer
         quoted = self._quoted(messages)
-        if keeps_reasoning(self.tokenizer, splitter.marks, quoted, self.image_text):
+        if templates.keeps_reasoning(self.tokenizer, splitter.marks, quoted, self.image_text):
             return before, answer
         tail = [token for token in answer if splitter.part(token) == "answer"]
         if splitter.begin < len(before) or len(tail) < len(answer):

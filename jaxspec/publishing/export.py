@@ -26,14 +26,7 @@ from jaxspec.models.families import text_params
 from jaxspec.models.vocabulary import first_tokens, narrowed, widened
 from jaxspec.prompts.chat_templates import chat_templates
 from jaxspec.prompts.encoder import PromptEncoder
-from jaxspec.publishing.model_card import (
-    HERE,
-    Exported,
-    Terms,
-    path_or_id,
-    write_head_card,
-    write_model_card,
-)
+from jaxspec.publishing import model_card
 from jaxspec.publishing.served_draft import check_served, draft_command
 from jaxspec.typing import Array, Params
 
@@ -68,7 +61,7 @@ def export(
     images: ImageRule | None = None,
     options: SaveOptions | None = None,
     adapter: str | Path | None = None,
-    terms: Terms | None = None,
+    terms: model_card.Terms | None = None,
 ) -> ModelConfig | HeadConfig:
     """Rewrite a checkpoint for transformers 4.57 and 5 and return its configuration.
 
@@ -98,7 +91,7 @@ def export(
         than the target's; the target is not the head's; or `text_only` for a text model.
     """
     path, options = locate(source), options or SaveOptions()
-    terms = terms or Terms.of(path)
+    terms = terms or model_card.Terms.of(path)
     sources = [path, *([] if adapter is None else [local_path(adapter)])]
     check_destination(destination, options.overwrite, *sources)
     if is_head(path):
@@ -132,8 +125,10 @@ def export(
         config, params = narrowed(config, params, scored)
     command = ""
     if target is not None and engine is not None:
-        command = draft_command(HERE, path_or_id(target.name), config, target.config)
-    model = Exported(
+        command = draft_command(
+            model_card.HERE, model_card.path_or_id(target.name), config, target.config
+        )
+    model = model_card.Exported(
         path,
         config,
         params,
@@ -155,7 +150,7 @@ def _export_head(
     draft_vocabulary: int | None,
     engine: Server | None,
     options: SaveOptions,
-    terms: Terms,
+    terms: model_card.Terms,
 ) -> HeadConfig:
     """Write a head as its server reads it; return the configuration."""
     source, config, params = head
@@ -172,21 +167,17 @@ def _export_head(
     written = config
     if target is not None and engine != "speculators":  # others need not know a directory's path
         written = replace(config, target_name=target.name)
+
+    def write_more(path: Path) -> None:
+        name, served = model_name(destination), target and target.config
+        model_card.write_head_card(path, written, params, name, source, terms, served, engine)
+
     save_head(
         destination,
         written,
         params,
         options.dtype,
-        write_more=lambda path: write_head_card(
-            path,
-            written,
-            params,
-            model_name(destination),
-            source,
-            terms,
-            target and target.config,
-            engine,
-        ),
+        write_more=write_more,
         overwrite=options.overwrite,
         server=engine or "vllm",
         architectures=[target.config.architecture] if target else (),
@@ -224,10 +215,10 @@ def _with_known_tokens(config: ModelConfig, count: int) -> ModelConfig:
 
 
 def _write_model(
-    model: Exported,
+    model: model_card.Exported,
     destination: str | Path,
     options: SaveOptions,
-    terms: Terms,
+    terms: model_card.Terms,
     tokenizer_source: Path,
 ) -> None:
     """Write the model with its tokeniser, processors, generation settings and card.
@@ -253,7 +244,7 @@ def _write_model(
     def write_more(path: Path) -> None:
         tokenizer = encoder and encoder.tokenizer
         copy_processors(source, path, model.config, tokenizer, add_bos, tokenizer_source)
-        write_model_card(path, model_name(destination), model, terms)
+        model_card.write_model_card(path, model_name(destination), model, terms)
 
     options = replace(options, generation=generation)
     save(destination, model.config, model.params, options, write_more=write_more)

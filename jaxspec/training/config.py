@@ -130,8 +130,7 @@ class TrainConfig:
         if not self.clip:
             raise InputError("clip: 0 leaves no gradient; give a number above 0")
         for name in ("beta2", "ema"):
-            if not 0 <= getattr(self, name) < 1:
-                value = getattr(self, name)
+            if not 0 <= (value := getattr(self, name)) < 1:
                 raise InputError(f"{name}: {value}; give a number from 0 to below 1")
         for name, patterns in (("frozen", self.frozen), ("rates", dict(self.rates))):
             for pattern in patterns:

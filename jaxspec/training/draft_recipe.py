@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxspec.checkpoints import adapters
 from jaxspec.checkpoints.directories import read_config
@@ -42,7 +41,7 @@ from jaxspec.models.lora import LORA, Lora, init_lora
 from jaxspec.models.vocabulary import narrowed
 from jaxspec.prompts.views import parse_view
 from jaxspec.publishing.export import with_vocabulary
-from jaxspec.sharding import shardings
+from jaxspec.sharding import replicated, shardings
 from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.loop.signatures import model_signature
 from jaxspec.training.loop.step import check_patterns
@@ -301,8 +300,7 @@ def _train_stage(
         plain = {name: part for name, part in draft.params.items() if name != LORA}
         placement = shardings(draft.config, plain, mesh)
         if recipe.lora:
-            whole = NamedSharding(mesh, PartitionSpec())
-            placement |= {LORA: jax.tree.map(lambda _: whole, draft.params[LORA])}
+            placement |= {LORA: jax.tree.map(lambda _: replicated(mesh), draft.params[LORA])}
         if teacher:
             placement |= {TEACHER: shardings(teacher.config, params[TEACHER], mesh)}
         return placement
@@ -313,7 +311,7 @@ def _train_stage(
         alone = replace(batches, teacher=None, process=(0, 1), packing=False)
         held_out = replace(alone, samples=samples, batch=8, plain=False)
         held_out_batches = [held_out(step) for step in range(HELD_OUT)]
-        evaluate = simulated(draft.model, held_out_batches, view, lora=recipe.lora)
+        evaluate = simulated(draft.model, held_out_batches, view, recipe.lora)
     loss = tuning_loss(
         draft.model,
         view,

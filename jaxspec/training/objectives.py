@@ -18,18 +18,9 @@ from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.lora import Lora, merged
 from jaxspec.models.vocabulary import draft_indices
 from jaxspec.prompts.views import VIEWS, View
+from jaxspec.training import losses
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.loop.step import flatten, in_dtype, partition
-from jaxspec.training.losses import (
-    Divergence,
-    Loss,
-    Sums,
-    agreement,
-    count_blocks,
-    cross_entropy,
-    distillation_loss,
-    next_token_loss,
-)
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
 TEACHER = "teacher"
@@ -42,7 +33,7 @@ GAMMA = 5
 class Distillation:
     """Set how a draft learns a teacher's distributions (logit distillation)."""
 
-    divergence: Divergence = "forward_kl"
+    divergence: losses.Divergence = "forward_kl"
     """forward_kl, reverse_kl or tvd."""
     top_k: int | None = None
     """Compare the teacher's k most probable tokens, and all others as one; None compares all."""
@@ -75,7 +66,7 @@ def tuning_loss(
     teacher: LanguageModel | None = None,
     distillation: Distillation | None = None,
     lora: Lora | None = None,
-) -> Loss:
+) -> losses.Loss:
     """Return the loss of batches of `ConversationBatches` in this view.
 
     A teacher computes in the same program, from `params["teacher"]`. Without a tower of its own it
@@ -89,7 +80,7 @@ def tuning_loss(
 
     def share(
         params: Params, batch: ConversationBatch, count: Array
-    ) -> tuple[Float[Array, ""], Sums]:
+    ) -> tuple[Float[Array, ""], losses.Sums]:
         trained = merged(without_teacher(params), lora)
         features = encode(model, trained, batch.images)
         if teacher is None:
@@ -100,10 +91,10 @@ def tuning_loss(
             taught = teacher_logits(teacher, params[TEACHER], batch, features)
             taught = jax.lax.stop_gradient(taught)
             loss, sums, agree = _taught_share(model, logits, taught, batch, distillation, count)
-        blocks = count_blocks(agree, batch.mask, GAMMA)
+        blocks = losses.count_blocks(agree, batch.mask, GAMMA)
         return loss, sums | {"filled": batch.filled, "tokens_per_pass": blocks}
 
-    return Loss(share, count)
+    return losses.Loss(share, count)
 
 
 def _labels(
@@ -127,7 +118,7 @@ def _answers_share(
     features: Float[Array, "B U P E"] | None,
     view: View,
     count: Array,
-) -> tuple[Float[Array, ""], Sums, Bool[Array, "B L"]]:
+) -> tuple[Float[Array, ""], losses.Sums, Bool[Array, "B L"]]:
     """Return the loss without a teacher, metrics, and where the draft agrees with the answers.
 
     It scores only the slots `batch.answers`: the scores of 400 tokens with a vocabulary of 49,152
@@ -137,7 +128,7 @@ def _answers_share(
     slots = jnp.maximum(batch.answers, 0)
     logits = model.score(params, batch.rows, features, view.pool, slots)
     labels, learned = _labels(model, batch)
-    loss, sums = cross_entropy(logits, labels, learned, count)
+    loss, sums = losses.cross_entropy(logits, labels, learned, count)
     rows = jnp.arange(len(slots))[:, None]
     # Padding writes past the row, so it is dropped.
     after = jnp.where(batch.answers >= 0, slots + 1, batch.mask.shape[1])
@@ -152,19 +143,19 @@ def _taught_share(
     batch: ConversationBatch,
     distillation: Distillation,
     count: Array,
-) -> tuple[Float[Array, ""], Sums, Bool[Array, "B L"]]:
+) -> tuple[Float[Array, ""], losses.Sums, Bool[Array, "B L"]]:
     """Return the loss with a teacher, metrics, and where the draft agrees with its best tokens."""
     tokens, mask = _labels(model, batch)
-    loss, sums = next_token_loss(logits, tokens, mask, count)
+    loss, sums = losses.next_token_loss(logits, tokens, mask, count)
     best = draft_indices(model.text, jnp.pad(taught.argmax(-1), ((0, 0), (1, 0)))[:, :-1])
     if vocabulary := model.text.draft_vocabulary:
         taught = taught[..., np.asarray(vocabulary)]
-    divergence, acceptance = distillation_loss(
+    divergence, acceptance = losses.distillation_loss(
         logits, taught, mask, count, distillation.divergence, distillation.top_k
     )
     loss = distillation.share * divergence + (1 - distillation.share) * loss
     sums |= {"divergence": divergence, "acceptance": acceptance, "loss": loss}
-    return loss, sums, agreement(logits, best)
+    return loss, sums, losses.agreement(logits, best)
 
 
 def teacher_params(
@@ -197,24 +188,19 @@ def teacher_logits(
 
 
 def simulated(
-    model: LanguageModel,
-    batches: Sequence[ConversationBatch],
-    view: View = VIEWS["M"],
-    lora: Lora | None = None,
+    model: LanguageModel, batches: Sequence[ConversationBatch], view: View, lora: Lora | None
 ) -> Callable[[Params], dict[str, float]]:
     """Return parameters -> {simulated_tokens_per_pass}, pooled over a target's answers."""
+    loss = tuning_loss(model, view, lora=lora)
 
     @jax.jit
-    def count(params: Params, batch: ConversationBatch) -> tuple[Array, Array]:
-        draft = merged(params, lora)
-        features = encode(model, draft, batch.images)
-        logits = model.score(draft, batch.rows, features, view.pool)
-        tokens = draft_indices(model.text, batch.tokens)
-        return count_blocks(agreement(logits, tokens), batch.mask, GAMMA)
+    def simulate(params: Params, batch: ConversationBatch) -> tuple[Array, Array]:
+        _, sums = loss.share(params, batch, loss.count(batch))
+        return sums["tokens_per_pass"]
 
     def evaluate(params: Params) -> dict[str, float]:
         draft = jax.device_put(without_teacher(params))
-        counts = [count(draft, batch) for batch in batches]
+        counts = [simulate(draft, batch) for batch in batches]
         tokens, blocks = (sum(int(part) for part in column) for column in zip(*counts, strict=True))
         return {"simulated_tokens_per_pass": tokens / max(blocks, 1)}
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,25 +21,6 @@ SURVEYED = 4 * GROUP
 """Maximum steps whose rows a survey reads."""
 SURE = 512
 """Rows to read before the share that teaches nothing can end a run."""
-
-
-@dataclass(frozen=True)
-class Survey:
-    """Count what the first steps of a stage read.
-
-    Fields:
-      rows: Rows of these steps.
-      teaching: Share of the rows that teach; others replace the rest.
-      slots: Slots of a step's batch, with padding, on average.
-      filled: Share of the slots that hold a token.
-      otherwise: The same share with packing, or for a stage that packs without it.
-    """
-
-    rows: int
-    teaching: float
-    slots: float
-    filled: float
-    otherwise: float
 
 
 class CountedBatches:
@@ -86,17 +67,25 @@ class CountedBatches:
     def _made(self, step: int) -> tuple[Any, int]:
         return self._make(step), self._rows.unlearned(step)
 
-    def survey(self, steps: int) -> Survey:
-        """Read the texts of the first steps' rows, and count those that teach and their slots."""
-        rows, count = self._rows, min(steps, SURVEYED)
+    def survey(self) -> tuple[float, str]:
+        """Read the texts of the first steps' rows; return the mean slots of a step, with padding.
+
+        Also return a line: the share of rows that teach, and the shares of slots that hold a token
+        as the rows are laid out, and as they would be with packing, or without it.
+        """
+        rows, count = self._rows, min(self._steps, SURVEYED)
 
         def slots_of(rows: ConversationBatches) -> tuple[float, float]:
             filled, slots = zip(*map(rows.filled, range(count)), strict=True)
             return sum(slots) / count, sum(filled) / sum(slots)
 
         _, otherwise = slots_of(replace(rows, packing=not rows.packing))
+        slots, filled = slots_of(rows)
         read, lost = count * rows.batch, sum(map(rows.unlearned, range(count)))
-        return Survey(read, 1 - lost / read, *slots_of(rows), otherwise)
+        return slots, (
+            f"of {read:,} samples {1 - lost / read:.1%} teach, and {filled:.1%} of the slots are "
+            f"filled ({otherwise:.1%} {'without' if rows.packing else 'with'} packing)"
+        )
 
     def close(self) -> None:
         """Print how many rows taught nothing, and the mend."""

@@ -18,13 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec.checkpoints.directories import (
-    read_json,
-    read_raw_config,
-    weight_files,
-    written_once,
-    written_whole,
-)
+from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.fitting import contradictions, in_hub_layout, layouts_of, refuse
 from jaxspec.checkpoints.formats.tensor_files import FLOATS, StoredTensor, list_directory
 from jaxspec.checkpoints.huggingface import SaveOptions, UnreadParameter, save, write_configs
@@ -51,7 +45,7 @@ _FEATURES = {"patch": "default", "cls_patch": "full"}
 
 def tower_name(path: Path) -> str:
     """Return the name of the tower's repository; InputError if config.json has none."""
-    name = read_raw_config(path).get("mm_vision_tower")
+    name = directories.read_raw_config(path).get("mm_vision_tower")
     if not isinstance(name, str):
         raise InputError(f"{path}/config.json: mm_vision_tower {name!r:.40}; give its CLIP's id")
     return name
@@ -66,11 +60,11 @@ def converted(path: Path, tower: Path, name: str, weights: bool = True) -> Path:
       weights: False writes only configurations, tokeniser and image processor.
     """
     files = [path / "config.json", tower / "config.json"]
-    files += [*weight_files(path), *weight_files(tower)] if weights else []
+    files += [*directories.weight_files(path), *directories.weight_files(tower)] if weights else []
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     made_of = f"{path.resolve()} {tower.resolve()} {states} {weights} {CONVERSION}"
     write = partial(convert, path, tower, weights=weights)
-    return written_once(made_of.encode(), "llava", name, write, path)
+    return directories.written_once(made_of.encode(), "llava", name, write, path)
 
 
 def convert(
@@ -91,7 +85,7 @@ def convert(
     Raises:
       InputError: as `save`; or for another kind of model, or one that contradicts itself.
     """
-    raw, clip = read_raw_config(path), read_json(tower / "config.json")
+    raw, clip = directories.read_raw_config(path), directories.read_json(tower / "config.json")
     with located(path), reading(f"{path}/config.json: not readable", "fetch it again"):
         config = _config(raw, clip.get("vision_config") or clip)
     tokenizer = _tokenizer(path)
@@ -112,13 +106,13 @@ def convert(
 
         params = jax.tree.unflatten(tree, [parameter(name) for name in layouts])
     settings = path / "generation_config.json"
-    generation = read_json(settings) if settings.is_file() else {}
+    generation = directories.read_json(settings) if settings.is_file() else {}
     options = SaveOptions(dtype=dtype, generation=generation, overwrite=overwrite)
     readers = {"tokenizer": tokenizer, "image_processor": _image_processor(config, clip, raw)}
     if weights:
         save(destination, padded, params, options, **readers)
     else:
-        with written_whole(destination, overwrite) as fresh:
+        with directories.written_whole(destination, overwrite) as fresh:
             write_configs(fresh, padded, np.float16, options)
             save_processors(fresh, padded, **readers)
     return padded

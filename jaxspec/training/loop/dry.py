@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,12 @@ def dry_run(
     directory: Path,
     *,
     sharding_of: ShardingOf | None = None,
-    evaluate: Any = None,
-    inputs: Mapping[str, Any] | None = None,
     apart: Sequence[str] = (),
+    **unread: Any,
 ) -> Params:
     """Print what `fit` with these arguments would take, and return the parameters unchanged.
+
+    Other arguments of `fit` are not read.
 
     The hours are those of the steps: the second step's time a slot, times the mean slots of the
     steps whose rows were read.
@@ -82,13 +83,9 @@ def dry_run(
         return params
     rows = ""
     if isinstance(batches, CountedBatches):
-        read = batches.survey(config.steps)
-        rows = (
-            f"; of {read.rows:,} samples {read.teaching:.1%} teach, "
-            f"and {read.filled:.1%} of the slots are filled "
-            f"({read.otherwise:.1%} {'without' if config.packing else 'with'} packing)"
-        )
-        seconds *= read.slots / slots * timed
+        mean_slots, shares = batches.survey()
+        rows = f"; {shares}"
+        seconds *= mean_slots / slots * timed
     each = seconds / timed
     listing = ", ".join(f"{human_bytes(count)} {name}" for name, count in parts.items())
     print(

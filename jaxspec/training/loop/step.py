@@ -18,11 +18,11 @@ import optax
 from flax import struct
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from jaxspec.errors import InputError
 from jaxspec.models.layers import remat_layers
-from jaxspec.sharding import constrain
+from jaxspec.sharding import constrain, replicated
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.losses import Loss, metrics_of
 from jaxspec.typing import Array, Params
@@ -189,14 +189,14 @@ def placed_on(
     """Return the sharding of every path. Without `sharding_of` all are replicated."""
     if sharding_of is not None:
         return flatten(sharding_of(mesh))
-    return dict.fromkeys(flatten(params), NamedSharding(mesh, PartitionSpec()))
+    return dict.fromkeys(flatten(params), replicated(mesh))
 
 
 def like_parameters(tree: Any, shardings: Mapping[str, NamedSharding], mesh: Any) -> Any:
     """Return a state's shardings: entries by path follow their parameter, others are replicated."""
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        return shardings.get(getattr(path[-1], "key", ""), NamedSharding(mesh, PartitionSpec()))
+        return shardings.get(getattr(path[-1], "key", ""), replicated(mesh))
 
     return jax.tree_util.tree_map_with_path(place, tree)
 
