@@ -17,7 +17,7 @@ from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Float, Params
 
-State = TypeVar("State", bound=DecodeState[Any, Any, Any])
+State = TypeVar("State", bound=DecodeState[Any, Any])
 
 
 class Program(ABC, Generic[State]):

@@ -5,28 +5,19 @@ Entries past a row's `count` are undefined.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.cache import resized
 from jaxspec.sampling import largest
 from jaxspec.typing import Array, Bool, Float, Int
 from jaxspec.verification import Draft, Verdict
 
 
-class Record(struct.PyTreeNode):
-    """Hold arrays [B, C, ...] of the new tokens of each row."""
-
-    def fitted(self, other: Self) -> Self:
-        """Return the record with as many places for new tokens as another."""
-        return jax.tree.map(lambda leaf, like: resized(leaf, 1, like.shape[1]), self, other)
-
-
-class LogProbs(Record):
+class LogProbs(struct.PyTreeNode):
     """Hold natural logarithms at temperature 1, unfiltered."""
 
     new: Float[Array, "B C"]
@@ -73,7 +64,7 @@ class LogProbs(Record):
         }
 
 
-class Trace(Record):
+class Trace(struct.PyTreeNode):
     """Hold the origin of each new token, for figures and pages of an evaluation."""
 
     place: Int[Array, "B C"]

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, TreeMask, keep_path
-from jaxspec.decoding.drafting.drafter import Drafter, States
+from jaxspec.decoding.drafting.drafter import Drafter
 from jaxspec.decoding.drafting.weighting import Weighting
 from jaxspec.decoding.inputs import Member, PromptBatch
 from jaxspec.decoding.processors import History, PromptTokens, processed, prompt_tokens
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.records import Trace
 from jaxspec.decoding.sources.source import Committed, Prefilled, Source, Verified
-from jaxspec.decoding.state import DecodeState, DecodeStats, Drafting, commit, draw_next, step_keys
+from jaxspec.decoding.state import DecodeState, DecodeStats, commit, draw_next, step_keys
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling, argmax, by_place, distribution, tempered
 from jaxspec.typing import Array, Float, Int, Params
@@ -25,7 +25,7 @@ from jaxspec.verification import Draft, Verdict, chain_of_path, match, verify
 WEIGHTS_STREAM = 1 << 20
 """Stream of a block's keys for weights. Below it are those of drafted places, and of a tree's nodes
 with children; the verdict's is the last node, a leaf."""
-TargetState = DecodeState[KVCache, Drafting, DecodeStats]
+TargetState = DecodeState[KVCache, DecodeStats]
 """State of a loop in which one model writes."""
 Tree = TypeVar("Tree")
 
@@ -40,7 +40,7 @@ class TargetRead(NamedTuple):
     cache: KVCache
 
 
-class TargetProgram(Program[TargetState[Drafting]]):
+class TargetProgram(Program[TargetState]):
     """Let one model write. `params["target"]` holds its parameters."""
 
     target: LanguageModel
@@ -54,7 +54,7 @@ class TargetProgram(Program[TargetState[Drafting]]):
     def weights(self, params: Params) -> tuple[Params, ...]:
         return (params["target"],)
 
-    def caches(self, state: TargetState[Drafting]) -> tuple[KVCache, ...]:
+    def caches(self, state: TargetState) -> tuple[KVCache, ...]:
         return (state.target,)
 
     @property
@@ -65,7 +65,7 @@ class TargetProgram(Program[TargetState[Drafting]]):
 
     def scored_prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> tuple[TargetState[Drafting], Float[Array, "B V"]]:
+    ) -> tuple[TargetState, Float[Array, "B V"]]:
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
         read = prefill_target(self.target, params["target"], batch, slots, self.target_states)
         return self.opened(params, batch, read, options, new_slots)
@@ -77,7 +77,7 @@ class TargetProgram(Program[TargetState[Drafting]]):
         read: TargetRead,
         options: Sampling,
         new_slots: int,
-    ) -> tuple[TargetState[Drafting], Float[Array, "B V"]]:
+    ) -> tuple[TargetState, Float[Array, "B V"]]:
         """Return what `scored_prefill` does, once the target has read the prompts."""
         prompt = prompt_tokens(batch.prompt, read.logits.shape[-1], options.processors)
         logits, cache, prompt = copied((read.logits, read.cache, prompt), batch, options)
@@ -87,12 +87,8 @@ class TargetProgram(Program[TargetState[Drafting]]):
         return state, logits
 
     def begin(
-        self,
-        params: Params,
-        state: TargetState[Drafting],
-        logits: Float[Array, "B V"],
-        options: Sampling,
-    ) -> TargetState[Drafting]:
+        self, params: Params, state: TargetState, logits: Float[Array, "B V"], options: Sampling
+    ) -> TargetState:
         return state.begun(logits, first_token(logits, state.prompt, options), options)
 
     @property
@@ -128,7 +124,7 @@ class TargetProgram(Program[TargetState[Drafting]]):
 
 
 @dataclass(frozen=True)
-class Autoregressive(TargetProgram[None]):
+class Autoregressive(TargetProgram):
     """Decode only with the target, one token in each step."""
 
     target: LanguageModel
@@ -142,9 +138,7 @@ class Autoregressive(TargetProgram[None]):
     def most_tokens(self) -> int:
         return 1
 
-    def step(
-        self, params: Params, state: TargetState[None], options: Sampling
-    ) -> TargetState[None]:
+    def step(self, params: Params, state: TargetState, options: Sampling) -> TargetState:
         logits, cache = self.extend(params, state.newest[:, None], state.target)
         scores = processed(logits, state.history, options.processors)
         token = next_token(scores[:, 0], state.count, options)
@@ -154,7 +148,7 @@ class Autoregressive(TargetProgram[None]):
 
 
 @dataclass(frozen=True)
-class Speculator(TargetProgram[States]):
+class Speculator(TargetProgram):
     """Decode with a target, a drafter and a weighting of its sources.
 
     `params` also has an entry for each source with parameters, by its name.
@@ -186,7 +180,7 @@ class Speculator(TargetProgram[States]):
         read: TargetRead,
         options: Sampling,
         new_slots: int,
-    ) -> tuple[TargetState[States], Float[Array, "B V"]]:
+    ) -> tuple[TargetState, Float[Array, "B V"]]:
         """Run the prompts through the draft, and draw the first token from the target.
 
         The released TABED code drafts that token too, in a block that contains the prompt. Here
@@ -202,9 +196,7 @@ class Speculator(TargetProgram[States]):
         weighting = self.weighting.init(weights)
         return state.replace(drafter=drafter, weighting=weighting, trace=trace), logits
 
-    def step(
-        self, params: Params, state: TargetState[States], options: Sampling
-    ) -> TargetState[States]:
+    def step(self, params: Params, state: TargetState, options: Sampling) -> TargetState:
         """Run one block for all rows; each row accepts as many drafts as its own verdict says."""
         gamma = self.drafter.gamma
         last, history = state.newest, state.history
@@ -248,11 +240,7 @@ class Speculator(TargetProgram[States]):
             return state.replace(drafter=drafter)
 
     def judge(
-        self,
-        scores: Float[Array, "B T V"],
-        draft: Draft,
-        state: TargetState[States],
-        options: Sampling,
+        self, scores: Float[Array, "B T V"], draft: Draft, state: TargetState, options: Sampling
     ) -> Verdict:
         """Return the verdict on a draft, given the target's scores after each token it read."""
         if options.greedy:

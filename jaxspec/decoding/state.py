@@ -22,8 +22,6 @@ from jaxspec.verification import Verdict
 
 Caches = TypeVar("Caches", KVCache, tuple[KVCache, ...])
 """Target's cache, or one for each collaborating model."""
-Drafting = TypeVar("Drafting")
-"""States of a drafter's sources, pending proposals of collaborating models, or None."""
 Stats = TypeVar("Stats")
 """Counts of the loop."""
 Tree = TypeVar("Tree")
@@ -75,7 +73,7 @@ class Pause(struct.PyTreeNode):
     """Pause once an unfinished row has this many tokens."""
 
 
-class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
+class DecodeState(struct.PyTreeNode, Generic[Caches, Stats]):
     """Carry all that a decode loop changes. Caches hold every committed token except the newest."""
 
     tokens: Int[Array, "B C"]
@@ -85,8 +83,8 @@ class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
     done: Bool[Array, " B"]
     target: Caches
     """Target's cache, or one for each collaborating model."""
-    drafter: Drafting
-    """State of each source of drafts, or `Pending` proposals (`Alternating`)."""
+    drafter: Any
+    """State of each source of drafts, `Pending` proposals (`Alternating`), or None."""
     weighting: Scores | Float[Array, "B R"] | None
     """State of the weighting: `Scores` of an adaptive rule, or the weights."""
     stats: Stats
@@ -119,7 +117,7 @@ class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
             count=zeros,
             done=zeros.astype(bool),
             target=map_caches(lambda cache: cache.replace(split=True), target),
-            drafter=None,  # pyright: ignore[reportArgumentType]
+            drafter=None,
             weighting=None,
             stats=stats,
             prompt=prompt,
@@ -170,7 +168,7 @@ class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
         most: Int[Array, " B"],
         options: Sampling,
         logits: Float[Array, "B T V"] | None,
-    ) -> tuple[DecodeState[Caches, Drafting, Stats], Int[Array, " B"]]:
+    ) -> tuple[DecodeState[Caches, Stats], Int[Array, " B"]]:
         """Append at most `most` of the accepted drafts and next token, up to EOS or the limit.
 
         With 2 of 3 drafts accepted the block is [d0, d1, next, -], and `most` 3 takes all that is
@@ -205,13 +203,9 @@ class DecodeState(struct.PyTreeNode, Generic[Caches, Drafting, Stats]):
         return state, emitted
 
 
-def map_caches(change: Callable[[KVCache], KVCache], tree: Tree) -> Tree:
-    """Map `change` over the caches of a tree."""
-
-    def changed(part: KVCache | Array) -> KVCache | Array:
-        return change(part) if isinstance(part, KVCache) else part
-
-    return jax.tree.map(changed, tree, is_leaf=lambda part: isinstance(part, KVCache))
+def map_caches(change: Callable[[KVCache], KVCache], caches: Caches) -> Caches:
+    """Return what `change` makes of a cache, or of each cache of several."""
+    return jax.tree.map(change, caches, is_leaf=lambda part: isinstance(part, KVCache))
 
 
 def map_placed(split: Callable[[Any], Any], whole: Callable[[Any], Any], tree: Tree) -> Tree:
@@ -268,12 +262,12 @@ def draw_next(
 
 
 def commit(
-    state: DecodeState[Caches, Drafting, DecodeStats],
+    state: DecodeState[Caches, DecodeStats],
     drafted: Int[Array, "B J"],
     verdict: Verdict,
     options: Sampling,
     logits: Float[Array, "B T V"],
-) -> tuple[DecodeState[Caches, Drafting, DecodeStats], Int[Array, " B"]]:
+) -> tuple[DecodeState[Caches, DecodeStats], Int[Array, " B"]]:
     """Append the verified tokens of a block to every unfinished row and count them.
 
     logits: Logits of the block's tokens.

@@ -35,7 +35,7 @@ def run_scored_prefill(
 
 @partial(jax.jit, static_argnames=("program",))
 def run_tower(
-    program: TargetProgram[Any], params: Params, images: dict[str, Array]
+    program: TargetProgram, params: Params, images: dict[str, Array]
 ) -> Float[Array, "B U P E"]:
     """Return what the target's tower makes of images."""
     return whole(program.target.encode(params["target"], images))
@@ -43,7 +43,7 @@ def run_tower(
 
 @partial(jax.jit, static_argnames=("program",))
 def run_piece(
-    program: TargetProgram[Any], params: Params, past: KVCache, piece: PromptBatch
+    program: TargetProgram, params: Params, past: KVCache, piece: PromptBatch
 ) -> tuple[Float[Array, "B V"], KVCache]:
     """Let the target read a piece of each prompt behind what `past` holds.
 
@@ -56,7 +56,7 @@ def run_piece(
 
 @partial(jax.jit, static_argnames=("program", "new_slots"))
 def run_opened(
-    program: TargetProgram[Any],
+    program: TargetProgram,
     params: Params,
     batch: PromptBatch,
     options: Sampling,
@@ -146,10 +146,15 @@ def insert_rows(
     fresh_options = fresh_options.with_grammars(None)
 
     def fitted(old: Any, new: Any) -> Any:
-        return new.fitted(old) if hasattr(old, "fitted") else new
+        """Return what is new with as many slots as what is old, behind its own or as it says."""
+        if hasattr(old, "fitted"):
+            return new.fitted(old)
+        for axis in range(1, old.ndim):
+            if new.shape[axis] != old.shape[axis]:
+                new = resized(new, axis, old.shape[axis])
+        return new
 
     fresh = jax.tree.map(fitted, state, fresh, is_leaf=lambda part: hasattr(part, "fitted"))
-    fresh = fresh.replace(tokens=resized(fresh.tokens, 1, state.tokens.shape[1]))
 
     def put(old: Array, new: Array) -> Array:
         # A draft's rows are view-major, R*B; all other leaves have B.

@@ -200,7 +200,7 @@ def prompt_of(
 
 def mask_of(config: HeadConfig, embed: Callable[[Array], Array]) -> Float[Array, " D"] | None:
     """Return the embedding of a head's mask token; None for a head without one."""
-    return None if config.mask is None else embed(jnp.full((1, 1), config.mask))[0, 0]
+    return None if config.mask_token is None else embed(jnp.full((1, 1), config.mask_token))[0, 0]
 
 
 def embedder(
@@ -225,7 +225,7 @@ def corrected(
       tokens: The tokens before them.
       embed: What `embedder` returns.
     """
-    if not config.corrects:
+    if not config.markov:
         return scores
     return scores + apply(module_of(config), head, tokens, embed(tokens), method="correction")
 

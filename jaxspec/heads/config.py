@@ -67,14 +67,15 @@ class HeadConfig(ABC):
     """Target's layer whose keys each of its layers reads; () for none."""
     scores_itself: ClassVar[bool] = False
     """Whether its module scores tokens, and not an output matrix."""
-    mask: ClassVar[int | None] = None
+    mask_token: ClassVar[int | None] = None
     """Token whose embedding replaces those of the tokens to draft; None without one."""
     shows_images: ClassVar[bool] = False
     """Whether it reads the target's embeddings of images."""
     fixed: ClassVar[tuple[str, ...]] = ()
     """Names of its parameters that training leaves as they are."""
-    corrects: ClassVar[bool] = False
-    """Whether the token before adds to a token's scores (a Markov head)."""
+    markov: ClassVar[int] = 0
+    """r: rank of a Markov head as in DSpark, which adds a term for the token before to a token's
+    score; 0: none."""
     target_states: ClassVar[tuple[int, ...] | None] = ()
     """The target's hidden states that it reads, as `KVCache.kept`; None for none."""
     own_embedding: ClassVar[bool] = False

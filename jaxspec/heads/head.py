@@ -37,6 +37,8 @@ from jaxspec.typing import Array, Bool, Float, Int, Params, Vectors
 
 KeysValues = tuple[Float[Array, "B _K ... S _H"], Float[Array, "B _K ... S _H"]]
 """Keys and values of a layer; with an axis A, those of each anchor's block."""
+Room = tuple[KeysValues, ...]
+"""Keys and values of the tokens of a block, of each layer."""
 Slots = Int[Array, "B T"]
 """Slots of T tokens, or their positions."""
 Fused = Float[Array, "... fused"]
@@ -182,8 +184,8 @@ class Head(nn.Module):
         at: Places,
         context: Any,
         reading: Reading,
-        room: tuple[KeysValues, ...],
-    ) -> tuple[Float[Array, "B T D"], Array, tuple[KeysValues, ...]]:
+        room: Room,
+    ) -> tuple[Float[Array, "B T D"], Array, Room]:
         """Read T tokens; return the states to score, those that the next tokens read, and the room.
 
         Args:
@@ -197,13 +199,8 @@ class Head(nn.Module):
         return *self.closed(x), room
 
     def read(
-        self,
-        x: Float[Array, "B T width"],
-        at: Places,
-        context: Any,
-        reading: Reading,
-        room: tuple[KeysValues, ...],
-    ) -> tuple[Float[Array, "B T D"], tuple[KeysValues, ...]]:
+        self, x: Float[Array, "B T width"], at: Places, context: Any, reading: Reading, room: Room
+    ) -> tuple[Float[Array, "B T D"], Room]:
         """Run the layers over T tokens of blocks."""
         filled = []
         segments = self.segments(context, reading, at)
@@ -292,12 +289,7 @@ class KeyedHead(Head):
 
     @abstractmethod
     def keys(
-        self,
-        states: Float[Array, "B T fused"],
-        after: Float[Array, "B T D"] | None,
-        slots: Slots,
-        rotary: Slots,
-        context: Any,
+        self, states: Fused, after: Vectors | None, slots: Slots, rotary: Slots, context: Any
     ) -> list[tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
         """Return each layer's keys and values of tokens that the target has read.
 
@@ -317,9 +309,7 @@ class KeyedHead(Head):
         return segments
 
 
-def empty_room(
-    text: RotaryConfig, batch: int, count: int, dtype: Any, *anchors: int
-) -> tuple[KeysValues, ...]:
+def empty_room(text: RotaryConfig, batch: int, count: int, dtype: Any, *anchors: int) -> Room:
     """Return room for the keys and values of `count` tokens, of each layer; nothing for a layer
     that makes none.
 

@@ -20,8 +20,8 @@ from jaxspec.config.schema import check_choice
 from jaxspec.errors import InputError
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.files import Kind
-from jaxspec.heads.head import BlockAttention, KeyedHead, Prompt, Reading, Slots, cache_of
-from jaxspec.typing import Array, Float
+from jaxspec.heads.head import BlockAttention, Fused, KeyedHead, Prompt, Reading, Slots, cache_of
+from jaxspec.typing import Array, Vectors
 
 ImageRule = Literal["placeholder", "embedding", "unfused", "zero", "compressed"]
 """What a head reads at the slots of an image.
@@ -107,12 +107,7 @@ class StateHead(KeyedHead):
         return cache_of([layer.keys_values(x, prompt.rotary) for layer in self.layers])
 
     def keys(
-        self,
-        states: Float[Array, "B T fused"],
-        after: Float[Array, "B T D"] | None,
-        slots: Slots,
-        rotary: Slots,
-        context: Any,
+        self, states: Fused, after: Vectors | None, slots: Slots, rotary: Slots, context: Any
     ) -> list[tuple[Array, Array]]:
         assert after is not None
         x = self.fuse(after, self.combine(states), context, slots + self.behind)

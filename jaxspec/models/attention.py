@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,22 +46,35 @@ def attend(
       first: First slot that each query reads, outside of trees: equal for the slots of one of
         several conversations in a row. None means 0.
     """
-    count = q.shape[1]
+    count, bounds = q.shape[1], Bounds(positions, reach, first)
     if count < 2 * BLOCK or mask is not None:
         return attend_whole(q, k, v, positions, mask, window, reach, first)
     if count < k.shape[2] or reach is not None:
-        return _attend_blocks(window, q, k, v, positions, reach, first)
+        return _attend_blocks(window, q, k, v, bounds)
     return jax.lax.platform_dependent(
         q,
         k,
         v,
-        positions,
-        first,
-        tpu=lambda q, k, v, _, first: splash(q, k, v, first, causal=True, window=window),
-        default=lambda q, k, v, positions, first: _attend_blocks(
-            window, q, k, v, positions, None, first
-        ),
+        bounds,
+        tpu=lambda q, k, v, bounds: splash(q, k, v, bounds.first, causal=True, window=window),
+        default=partial(_attend_blocks, window),
     )
+
+
+class Bounds(NamedTuple):
+    """Bound the slots that the queries of a sequence read, see `attend`."""
+
+    positions: Int[Array, "B T"]
+    reach: Int[Array, "B T"] | None = None
+    first: Int[Array, "B T"] | None = None
+
+    def visible(self, slots: Int[Array, " S"], window: int | None) -> Bool[Array, "B T S"]:
+        """Mark the slots that each query reads."""
+        positions, reach, first = self
+        visible = slots <= (positions if reach is None else reach)[..., None]
+        if first is not None:
+            visible &= slots >= first[..., None]
+        return visible if window is None else visible & (slots > positions[..., None] - window)
 
 
 def attend_whole(
@@ -79,7 +92,7 @@ def attend_whole(
     if mask is not None:
         visible = _visible(slots, positions, mask, window)
     else:
-        visible = _within(slots, positions, reach, window, first)
+        visible = Bounds(positions, reach, first).visible(slots, window)
     return attend_segments(q, [Segment(k, v, visible)])
 
 
@@ -143,20 +156,6 @@ def _by_head(q: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "B K row
     return rows.reshape(batch, kv_heads, -1, width)
 
 
-def _within(
-    slots: Int[Array, " S"],
-    positions: Int[Array, "B T"],
-    reach: Int[Array, "B T"] | None,
-    window: int | None,
-    first: Int[Array, "B T"] | None,
-) -> Bool[Array, "B T S"]:
-    """Mark the slots that queries of a sequence read."""
-    visible = slots <= (positions if reach is None else reach)[..., None]
-    if first is not None:
-        visible &= slots >= first[..., None]
-    return visible if window is None else visible & (slots > positions[..., None] - window)
-
-
 def _visible(
     slots: Int[Array, " S"],
     positions: Int[Array, "B T"],
@@ -180,31 +179,15 @@ def _visible(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend_blocks(
-    window: int | None,
-    q: Array,
-    k: Array,
-    v: Array,
-    positions: Array,
-    reach: Array | None,
-    first: Array | None,
-) -> Array:
+def _attend_blocks(window: int | None, q: Array, k: Array, v: Array, bounds: Bounds) -> Array:
     """Attend block by block: each block of queries to the blocks of keys that it reads.
 
     The loop carries sums and largest scores (Dao et al. 2022, "FlashAttention", algorithm 1).
     """
-    return _map_blocks(partial(_read_blocks, window, k, v), BLOCK, q, positions, reach, first)
+    return _map_blocks(partial(_read_blocks, window, k, v), BLOCK, q, bounds)
 
 
-def _read_blocks(
-    window: int | None,
-    k: Array,
-    v: Array,
-    q: Array,
-    positions: Array,
-    reach: Array | None,
-    first: Array | None,
-) -> Array:
+def _read_blocks(window: int | None, k: Array, v: Array, q: Array, bounds: Bounds) -> Array:
     """Return the attention of a block of queries to all keys."""
     batch, count, heads, width = q.shape
     rows, slots = _by_head(q, k.shape[1]), k.shape[2]
@@ -216,7 +199,7 @@ def _read_blocks(
         start = jnp.minimum(block * BLOCK, slots - BLOCK)
         keys, values = (jax.lax.dynamic_slice_in_dim(leaf, start, BLOCK, axis=2) for leaf in (k, v))
         slot = start + jnp.arange(BLOCK)
-        visible = (block * BLOCK <= slot) & _within(slot, positions, reach, window, first)
+        visible = (block * BLOCK <= slot) & bounds.visible(slot, window)
         scores = (
             jnp.einsum("BKQH,BKSH->BKQS", rows, keys, preferred_element_type=jnp.float32)
             * width**-0.5
@@ -236,6 +219,7 @@ def _read_blocks(
     # A window may hide a whole block from a query, so its largest score is finite at first.
     lowest = jnp.finfo(jnp.float32).min
     start = nothing + lowest, nothing, jnp.zeros(rows.shape, jnp.float32)
+    positions, reach, first = bounds
     last = positions if reach is None else reach
     blocks = jnp.minimum(last.max(), slots - 1) // BLOCK + 1
     least = 0 if window is None else jnp.maximum(positions + 1 - window, 0)
@@ -245,12 +229,10 @@ def _read_blocks(
     return out.reshape(batch, heads, count, width).swapaxes(1, 2)
 
 
-def _map_blocks(
-    attention: Callable[..., Array], size: int, q: Array, *queries: Array | None
-) -> Array:
-    """Return attention(q, *queries), computed for one block of `size` queries after another.
+def _map_blocks(attention: Callable[..., Array], size: int, q: Array, queries: Any) -> Array:
+    """Return attention(q, queries), computed for one block of `size` queries after another.
 
-    queries: Arrays [B, T] with an entry for each query.
+    queries: Array [B, T] with an entry for each query, or several in a tree.
     """
     count = q.shape[1]
 
@@ -258,15 +240,15 @@ def _map_blocks(
         padded = jnp.pad(x, ((0, 0), (0, -count % size), *((0, 0),) * (x.ndim - 2)))
         return jnp.moveaxis(padded.reshape(len(x), -1, size, *x.shape[2:]), 1, 0)
 
-    blocks = jax.tree.map(split, (q, *queries))
+    blocks = jax.tree.map(split, (q, queries))
     out = jax.lax.map(lambda block: attention(*block), blocks)
     return jnp.moveaxis(out, 0, 1).reshape(len(q), -1, *q.shape[2:])[:, :count]
 
 
 def _keep_inputs(
-    window: int | None, q: Array, k: Array, v: Array, *queries: Array | None
-) -> tuple[Array, tuple[Array | None, ...]]:
-    return _attend_blocks(window, q, k, v, *queries), (q, k, v, *queries)
+    window: int | None, q: Array, k: Array, v: Array, bounds: Bounds
+) -> tuple[Array, tuple[Any, ...]]:
+    return _attend_blocks(window, q, k, v, bounds), (q, k, v, bounds)
 
 
 def _pull_back(
@@ -276,15 +258,15 @@ def _pull_back(
 
     A dynamic-length loop has no reverse-mode gradient.
     """
-    q, k, v, *queries = residuals
+    q, k, v, bounds = residuals
 
     def again(q: Array, k: Array, v: Array) -> Array:
-        def read(q: Array, positions: Array, *bounds: Array | None) -> Array:
-            return attend_whole(q, k, v, positions, None, window, *bounds)
+        def read(q: Array, bounds: Bounds) -> Array:
+            return attend_whole(q, k, v, bounds.positions, None, window, *bounds[1:])
 
-        return _map_blocks(read, BLOCK, q, *queries)
+        return _map_blocks(read, BLOCK, q, bounds)
 
-    return *jax.vjp(again, q, k, v)[1](gradient), None, None, None
+    return *jax.vjp(again, q, k, v)[1](gradient), None
 
 
 _attend_blocks.defvjp(_keep_inputs, _pull_back)

@@ -8,7 +8,7 @@ names are Hugging Face's: `model/layers_0/self_attn/q_proj/weight` is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -237,8 +237,7 @@ class Decoder(nn.Module):
     """Run embedding, layers and final norm, as Hugging Face's `LlamaModel`."""
 
     config: RotaryConfig
-
-    layer: ClassVar[Callable[..., Any]] = Layer
+    attention: type[Attention] = Attention
 
     def setup(self) -> None:
         c = self.config
@@ -246,7 +245,7 @@ class Decoder(nn.Module):
         if c.hidden_size_per_layer_input:
             self.per_layer = PerLayerInputs(c)
             nn.share_scope(self, self.per_layer)
-        self.layers = [self.layer(c.of_layer(i)) for i in range(c.num_hidden_layers)]
+        self.layers = [Layer(c.of_layer(i), self.attention) for i in range(c.num_hidden_layers)]
         self.norm = text_norm(c)
 
     def __call__(

@@ -16,7 +16,7 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.config import LlavaConfig
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.language_model import LanguageModel
-from jaxspec.models.lvlms.llava import Projector
+from jaxspec.models.lvlms.llava import Llava
 from tests.tiny import full_pass, hf
 from tests.tiny.hf import torch
 
@@ -57,7 +57,7 @@ def test_projector(pair):
     features = features.astype(np.float32)
     with torch.no_grad():
         theirs = model.model.multi_modal_projector(torch.tensor(features))
-    ours = Projector(checkpoint.config).apply(
+    ours = Llava(checkpoint.config).projector().apply(
         {"params": checkpoint.params["multi_modal_projector"]}, jnp.asarray(features)
     )
     hf.assert_close(ours, theirs)

@@ -33,7 +33,7 @@ class Pending(struct.PyTreeNode):
 
 
 @dataclass(frozen=True)
-class Alternating(proposals.Collaboration[Pending]):
+class Alternating(proposals.Collaboration):
     """Let every model propose in turn (CoS).
 
     The models form a ring. In its turn a model reads all tokens that it has not read: the newest
@@ -84,9 +84,7 @@ class Alternating(proposals.Collaboration[Pending]):
         )
         return Pending(jnp.full(rows, self.first), jnp.zeros(rows, jnp.int32), rings)
 
-    def step(
-        self, params: Params, state: SharedState[Pending], options: Sampling
-    ) -> SharedState[Pending]:
+    def step(self, params: Params, state: SharedState, options: Sampling) -> SharedState:
         """Give every model one turn, in ring order."""
         for k in range(len(self.members)):
             model = (self.first + k) % len(self.members)
@@ -96,8 +94,8 @@ class Alternating(proposals.Collaboration[Pending]):
         return state
 
     def turn(
-        self, model: int, params: Params, options: Sampling, state: SharedState[Pending]
-    ) -> SharedState[Pending]:
+        self, model: int, params: Params, options: Sampling, state: SharedState
+    ) -> SharedState:
         """Take one model's turn for its rows: score, verify the oldest run if due, propose."""
         owner = (model + 1) % len(self.members)
         run, unscored = self.gammas[owner], sum(self.gammas) - self.gammas[model]
@@ -172,12 +170,12 @@ class Alternating(proposals.Collaboration[Pending]):
         model: int,
         params: Params,
         options: Sampling,
-        state: SharedState[Pending],
+        state: SharedState,
         rings: tuple[Array, ...],
         logits: Float[Array, "B V"],
         index: Int[Array, " B"],
         proposing: Bool[Array, " B"],
-    ) -> tuple[SharedState[Pending], tuple[Array, ...]]:
+    ) -> tuple[SharedState, tuple[Array, ...]]:
         """Propose a run from `index` on: the first token from `logits`, each next one by a pass."""
         gamma = self.gammas[model]
         rows = jnp.arange(len(index))

@@ -18,7 +18,7 @@ from jaxspec.typing import Array, Params
 
 
 @dataclass(frozen=True)
-class OneProposer(proposals.Collaboration[None]):
+class OneProposer(proposals.Collaboration):
     """Let one model propose every run, and all models score it."""
 
     members: tuple[Member, ...]
@@ -36,9 +36,7 @@ class OneProposer(proposals.Collaboration[None]):
     def most_tokens(self) -> int:
         return self.gamma + 1
 
-    def step(
-        self, params: Params, state: SharedState[None], options: Sampling
-    ) -> SharedState[None]:
+    def step(self, params: Params, state: SharedState, options: Sampling) -> SharedState:
         """Run once for all rows: propose, score, verify, commit."""
         live = (~state.done).astype(jnp.int32)
         last, history = state.newest, state.history

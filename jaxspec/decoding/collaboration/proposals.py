@@ -26,7 +26,7 @@ from jaxspec.decoding.inputs import PromptBatch, Prompts
 from jaxspec.decoding.processors import History, PromptTokens, processed, prompt_tokens
 from jaxspec.decoding.program import Program
 from jaxspec.decoding.speculative import copied
-from jaxspec.decoding.state import DecodeState, Drafting, draw_next, same_values, step_keys
+from jaxspec.decoding.state import DecodeState, draw_next, same_values, step_keys
 from jaxspec.sampling import Sampling, by_place, distribution, filtered
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, match, rejection
@@ -58,11 +58,11 @@ class CollaborationStats(struct.PyTreeNode):
     __eq__ = same_values
 
 
-SharedState = DecodeState[tuple[KVCache, ...], Drafting, CollaborationStats]
+SharedState = DecodeState[tuple[KVCache, ...], CollaborationStats]
 """State of collaborating models, each with a cache of its own."""
 
 
-class Collaboration(Program[SharedState[Drafting]]):
+class Collaboration(Program[SharedState]):
     """Share what all collaborative programs need.
 
     `params` is {"models": a tuple of parameters, "combination": a `Combination`}.
@@ -71,16 +71,12 @@ class Collaboration(Program[SharedState[Drafting]]):
     def weights(self, params: Params) -> tuple[Params, ...]:
         return params["models"]
 
-    def caches(self, state: SharedState[Drafting]) -> tuple[KVCache, ...]:
+    def caches(self, state: SharedState) -> tuple[KVCache, ...]:
         return state.target
 
     def begin(
-        self,
-        params: Params,
-        state: SharedState[Drafting],
-        logits: Float[Array, "M B V"],
-        options: Sampling,
-    ) -> SharedState[Drafting]:
+        self, params: Params, state: SharedState, logits: Float[Array, "M B V"], options: Sampling
+    ) -> SharedState:
         first = first_combined(params, logits, state.prompt, options)
         return state.begun(log_combined(params, logits), first, options)
 
@@ -90,7 +86,7 @@ class Collaboration(Program[SharedState[Drafting]]):
 
     def scored_prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> tuple[SharedState[Drafting], Float[Array, "M B V"]]:
+    ) -> tuple[SharedState, Float[Array, "M B V"]]:
         """Prefill every member, and draw the first new token from their combination."""
         logits, caches, slots = [], [], new_slots + self.spare_slots
         prompts = (Prompts(batch.target, batch.images), *batch.peers)
@@ -181,7 +177,7 @@ def verify_combined(
 
 
 def commit_run(
-    state: SharedState[Drafting],
+    state: SharedState,
     drafted: Int[Array, "B J"],
     verdict: Verdict,
     overlap: Float[Array, "B J"],
@@ -189,7 +185,7 @@ def commit_run(
     most: Int[Array, " B"],
     options: Sampling,
     logs: Float[Array, "B T V"] | None,
-) -> SharedState[Drafting]:
+) -> SharedState:
     """Append and count at most `most` of the accepted proposals and the token after them.
 
     logs: Result of `log_combined` for the run; None without a record of log probabilities.
@@ -212,8 +208,8 @@ def commit_run(
 
 
 def count_calls(
-    state: SharedState[Drafting], model: int, calls: Int[Array, " B"], passes: int | Array
-) -> SharedState[Drafting]:
+    state: SharedState, model: int, calls: Int[Array, " B"], passes: int | Array
+) -> SharedState:
     """Add a model's forward passes to the counts of each row and of the batch."""
     stats = state.stats
     stats = stats.replace(

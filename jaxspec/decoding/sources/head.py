@@ -20,7 +20,7 @@ from jaxspec.decoding.inputs import Images
 from jaxspec.decoding.sources.source import Buckets, Committed, Prefilled, Source, Verified
 from jaxspec.heads.blocks import embedder, joined, keys_of, mask_of, prompt_of
 from jaxspec.heads.config import HeadConfig
-from jaxspec.heads.head import Head, KeyedHead, KeysValues, Places, Reading, empty_room
+from jaxspec.heads.head import Head, KeyedHead, Places, Reading, Room, empty_room
 from jaxspec.heads.making import abstract_head, head_shardings, module_of
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
@@ -35,7 +35,7 @@ class Drafted(struct.PyTreeNode):
     """Hold a block that is drafted token by token."""
 
     context: Any
-    room: tuple[KeysValues, ...]
+    room: Room
     """Keys and values of the tokens that were read."""
     states: Float[Array, "B room D"] | None
     """The head's hidden states at them; None for a head that reads none."""
@@ -152,7 +152,7 @@ class HeadSource(Source[Any, Any]):
         if isinstance(scratch, Planned):
             scores = jax.lax.dynamic_slice_in_dim(scratch.scores, scratch.place, 1, axis=1)
             scores = jnp.broadcast_to(scores, (*tokens.shape, scores.shape[-1]))
-            if self.config.corrects:  # the terms of a Markov head for these tokens
+            if self.config.markov:  # the terms of a Markov head for these tokens
                 embeds = self._embed(committed.params, tokens)
                 added = self._apply(committed.params, "correction", tokens, embeds)
                 scores += fill_vocabulary(self.model.text, added)

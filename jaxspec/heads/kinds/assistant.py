@@ -19,7 +19,7 @@ Files have Hugging Face's names:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -39,7 +39,7 @@ from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.files import Arrays, Kind, Server, vllm_command
 from jaxspec.heads.head import BlockAttention, Head, Places, Reading
 from jaxspec.models.attention import Segment
-from jaxspec.models.decoder import Attention, Decoder, Layer
+from jaxspec.models.decoder import Decoder
 from jaxspec.models.layers import Dense, wide
 from jaxspec.typing import Array, Float, Vectors
 
@@ -229,18 +229,6 @@ class MaskedEmbedding(nn.Module):
         return whole.at[rows, columns, tokens].set(scores)
 
 
-class QueryLayer(Layer):
-    """Run a layer that reads segments only."""
-
-    attention: type[Attention] = BlockAttention
-
-
-class QueryDecoder(Decoder):
-    """Hold the layers between the embedding and the final norm."""
-
-    layer: ClassVar[Callable[..., Any]] = QueryLayer
-
-
 class AssistantHead(Head):
     """Hold an assistant's parameters, and compute its blocks."""
 
@@ -250,7 +238,7 @@ class AssistantHead(Head):
 
     def setup(self) -> None:
         c = self.config
-        self.model = QueryDecoder(c.text_config)
+        self.model = Decoder(c.text_config, BlockAttention)
         self.pre_projection = Dense(c.text_config.hidden_size, bias=False)
         self.post_projection = Dense(c.backbone_hidden_size, bias=False)
         if c.num_centroids:
@@ -287,11 +275,8 @@ class AssistantHead(Head):
 
     def everything(self, count: int = 1) -> Any:
         hidden, *_ = super().everything(count)
-        return (
-            self.scores(hidden)
-            if self.config.num_centroids
-            else self.model.embed_tokens.attend(hidden)
-        )
+        score = self.scores if self.config.num_centroids else self.model.embed_tokens.attend
+        return score(hidden)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class OnePassConfig(KVHeadConfig):
     Each position sees those before it. All read the hidden state of the newest token, if any.
     """
 
-    markov: int = 0
+    markov: int = 0  # pyright: ignore
     """r: rank of a Markov head as in DSpark: it adds a term for the token before to a token's
     score. Tokens are drawn from the softmax of the sum, and verified against it. 0: no Markov
     head."""
@@ -39,10 +39,6 @@ class OnePassConfig(KVHeadConfig):
 
     @property
     def keeps_vocabulary(self) -> bool:
-        return self.markov > 0
-
-    @property
-    def corrects(self) -> bool:
         return self.markov > 0
 
     def options(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import numpy as np
@@ -38,7 +38,9 @@ class Gemma3(Llava):
 
     config: Gemma3Config
 
-    projector: ClassVar = Projector
+    @nn.nowrap
+    def projector(self) -> nn.Module:
+        return Projector(self.config)
 
     def encode(self, pixels: Float[Array, "B U Y X 3"]) -> Float[Array, "B U P E"]:
         """Return each image's normed features, averaged over squares of patches."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -13,22 +13,9 @@ from jaxspec.config import LlavaConfig
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM, Lvlm
 from jaxspec.models.inputs import MEND, ImageInputs, Pool, Shapes, Size, Slots
-from jaxspec.models.layers import INIT, Dense
+from jaxspec.models.layers import INIT, MLP
 from jaxspec.models.lvlms.vision import VisionTower
 from jaxspec.typing import Array, Float
-
-
-class Projector(nn.Module):
-    """Map tower width to decoder width: linear_2(gelu(linear_1(x)))."""
-
-    config: LlavaConfig
-
-    @nn.compact
-    def __call__(self, features: Float[Array, "... P E"]) -> Float[Array, "... P D"]:
-        c = self.config
-        width, bias = c.text_config.hidden_size, c.multimodal_projector_bias
-        h = nn.gelu(Dense(width, bias, name="linear_1")(features), approximate=False)
-        return Dense(width, bias, name="linear_2")(h)
 
 
 class Llava(Lvlm):
@@ -36,12 +23,17 @@ class Llava(Lvlm):
 
     config: LlavaConfig
 
-    projector: ClassVar[Callable[..., nn.Module]] = Projector
-
     def setup(self) -> None:
         self.vision_tower = VisionTower(self.config.vision_config)
-        self.multi_modal_projector = self.projector(self.config)
+        self.multi_modal_projector = self.projector()
         self.language_model = CausalLM(self.config.text_config)
+
+    @nn.nowrap
+    def projector(self) -> nn.Module:
+        """Return what maps tower width to decoder width."""
+        c = self.config
+        width, names = c.text_config.hidden_size, ("linear_1", "linear_2")
+        return MLP(width, width, names=names, bias=c.multimodal_projector_bias)
 
     def encode(self, pixels: Float[Array, "B U Y X 3"]) -> Float[Array, "B U P E"]:
         """Return tower features of every tile, from the configured layer.

@@ -49,7 +49,7 @@ from jaxspec.cache import KVCache
 from jaxspec.config.text import RotaryConfig
 from jaxspec.heads import files
 from jaxspec.heads.files import Arrays, Kind, Server, Stored
-from jaxspec.heads.head import BlockAttention, KeyedHead, Prompt, Reading, Slots, cache_of
+from jaxspec.heads.head import BlockAttention, Fused, KeyedHead, Prompt, Reading, Slots, cache_of
 from jaxspec.heads.kinds.dflash.config import DFlashConfig
 from jaxspec.models.decoder import Layer
 from jaxspec.models.layers import INIT, Dense, text_norm
@@ -110,12 +110,7 @@ class DFlashHead(KeyedHead):
         return cache_of(self.keys(reading.states[:, : slots.shape[1]], None, slots, slots, None))
 
     def keys(
-        self,
-        states: Float[Array, "B T fused"],
-        after: Float[Array, "B T D"] | None,
-        slots: Slots,
-        rotary: Slots,
-        context: Any,
+        self, states: Fused, after: Vectors | None, slots: Slots, rotary: Slots, context: Any
     ) -> list[tuple[Array, Array]]:
         combined = self.hidden_norm(self.fc(states))
         return [layer.self_attn.keys_values(combined, rotary) for layer in self.layers]

@@ -62,7 +62,7 @@ class DFlashConfig(HeadConfig):
     """Describe a head whose one pass reads the newest token and masks, each seeing all others."""
 
     text_config: DFlashText | Gemma4TextConfig
-    mask_token: int = 0
+    mask_token: int = 0  # pyright: ignore
     """Token whose embedding replaces those of the tokens to draft."""
     target_layers: tuple[int, ...] = ()
     """Hidden states of the target that `fc` reads: 2 is the state after two layers."""
@@ -71,7 +71,7 @@ class DFlashConfig(HeadConfig):
     anchored: bool = False
     """Whether each slot of a block scores the token after it, the newest token's too (DSpark).
     Otherwise a mask's slot scores its own token, and a block has one slot more than drafts."""
-    markov: int = 0
+    markov: int = 0  # pyright: ignore
     """r: rank of DSpark's Markov head, which adds a term for the token before to a token's score;
     0: none."""
     own_embedding: bool = False  # pyright: ignore
@@ -121,10 +121,6 @@ class DFlashConfig(HeadConfig):
         return self.own_output or bool(self.text_config.draft_vocabulary)
 
     @property
-    def mask(self) -> int:
-        return self.mask_token
-
-    @property
     def target_states(self) -> tuple[int, ...]:
         return self.target_layers
 
@@ -135,10 +131,6 @@ class DFlashConfig(HeadConfig):
     @property
     def keeps_vocabulary(self) -> bool:
         return self.has_output or self.markov > 0
-
-    @property
-    def corrects(self) -> bool:
-        return self.markov > 0
 
     @property
     def fixed(self) -> tuple[str, ...]:

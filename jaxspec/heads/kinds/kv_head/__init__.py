@@ -46,7 +46,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.cache import resized
 from jaxspec.errors import InputError
 from jaxspec.heads.files import ExportOptions, Kind, Server
 from jaxspec.heads.head import BlockAttention, Head, Places, Prompt, Reading, in_float32
@@ -120,12 +119,6 @@ class ImageKeys(struct.PyTreeNode):
     """Slot behind the image's last one; a pooled slot is read from there on."""
     hidden_slots: Bool[Array, "B P"]
     """The target's slots that are not read as text; all those behind are."""
-
-    def fitted(self, other: ImageKeys) -> ImageKeys:
-        """Return the context with as many images and prompt slots as another."""
-        slots, pooled = other.hidden_slots.shape[1], other.ends.shape[1]
-        k, v = (tuple(resized(leaf, 2, pooled) for leaf in leaves) for leaves in (self.k, self.v))
-        return ImageKeys(k, v, resized(self.ends, 1, pooled), resized(self.hidden_slots, 1, slots))
 
 
 class LastResort(BlockAttention):
