@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import numpy as np
@@ -79,8 +79,7 @@ SLOWEST = 10.0
 HOPE = 0.3
 """Share of its misses that a source may not have on another text, for all that is known."""
 
-Args = ParamSpec("Args")
-Made = TypeVar("Made")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Choice(NamedTuple):
@@ -107,17 +106,15 @@ class Gain(NamedTuple):
     """Tokens of other plans that each source of the run had to read first, by source."""
 
 
-def _in_turn(
-    method: Callable[Concatenate[Policy, Args], Made],
-) -> Callable[Concatenate[Policy, Args], Made]:
+def _in_turn(method: Method) -> Method:
     """Return a policy's method that one thread at a time may call."""
 
     @wraps(method)
-    def call(policy: Policy, *args: Args.args, **options: Args.kwargs) -> Made:
+    def call(policy: Policy, *args: Any, **options: Any) -> Any:
         with policy.lock:
             return method(policy, *args, **options)
 
-    return call
+    return cast(Any, call)
 
 
 @dataclass

@@ -152,33 +152,19 @@ class Layer(nn.Module):
 
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Float[Array, "B T width"],
         at: Any,
         cache: Any,
-        more: Float[Array, "B T width"] | None = None,
+        more: Float[Array, "B T part"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Return the layer's output and its cache, which is of the kind that its attention reads.
 
         more: The tokens' own input to this layer; for a decoder without such inputs, features to
           add to the output (DeepStack).
         """
-        out, cache = self.self_attn(self.input_layernorm(x), at, cache)
-        return self.finish(x, out, more), cache
-
-    def finish(
-        self,
-        x: Float[Array, "B T D"],
-        out: Float[Array, "B T D"],
-        more: Float[Array, "B T width"] | None = None,
-    ) -> Float[Array, "B T D"]:
-        """Return the layer's output.
-
-        Args:
-          x: The stream that the outputs of attention and MLP are added to.
-          out: The attention's output.
-          more: See `__call__`.
-        """
         c = self.config
+        normed, x = self.normed(x)
+        out, cache = self.self_attn(normed, at, cache)
         if c.sandwich:
             x = x + self.post_attention_layernorm(out)
             x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
@@ -187,11 +173,15 @@ class Layer(nn.Module):
             x = x + self.mlp(self.post_attention_layernorm(x))
         if more is not None:
             x = self.add_input(x, more) if c.hidden_size_per_layer_input else x + more
-        return x * self.layer_scalar if c.layer_scalar else x
+        return x * self.layer_scalar if c.layer_scalar else x, cache
 
-    def keys_values(self, x: Float[Array, "B T D"], rotary: Array) -> tuple[Array, Array]:
+    def normed(self, x: Float[Array, "B T width"]) -> tuple[Array, Float[Array, "B T D"]]:
+        """Return the attention's input, and the stream that its output is added to."""
+        return self.input_layernorm(x), x
+
+    def keys_values(self, x: Float[Array, "B T width"], rotary: Array) -> tuple[Array, Array]:
         """Return the layer's keys, rotated, and values of T tokens."""
-        return self.self_attn.keys_values(self.input_layernorm(x), rotary)
+        return self.self_attn.keys_values(self.normed(x)[0], rotary)
 
 
 def run_layers(

@@ -140,12 +140,7 @@ def branching(width: int, depth: int, budget: int = BUDGET) -> Tree:
         if level < depth:
             for rank in range(width):
                 heapq.heappush(heap, (total + rank, level + 1, (*ranks, rank)))
-    return _tree(nodes)
-
-
-def _tree(paths: list[tuple[int, ...]]) -> Tree:
-    """Return the tree of these nodes, each named by the ranks on its path."""
-    paths = sorted([(), *paths], key=lambda ranks: (len(ranks), ranks))
+    paths = sorted([(), *nodes], key=lambda ranks: (len(ranks), ranks))
     number = {ranks: node for node, ranks in enumerate(paths)}
     return Tree(tuple(number[ranks[:-1]] for ranks in paths[1:]))
 

@@ -30,7 +30,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, TypeVar
 
-import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxspec.config.schema import known_fields
@@ -39,10 +38,10 @@ from jaxspec.errors import InputError, reading
 from jaxspec.heads.config import check_entries, check_rotary, shared_sizes, target_hash
 from jaxspec.heads.files import Arrays, Server, Stored, check_one_layer, renamed
 from jaxspec.heads.states import StateHead, StateHeadConfig, StateKind
-from jaxspec.models.decoder import Attention
-from jaxspec.models.layers import Dense, GatedMLP, RMSNorm
+from jaxspec.models.decoder import Layer
+from jaxspec.models.layers import Dense
 from jaxspec.sharding import Axes
-from jaxspec.typing import Array, Float, Vectors
+from jaxspec.typing import Vectors
 
 _SPARE = 64
 """Maximum padding tokens by which a target's vocabulary exceeds the head's embedding."""
@@ -141,33 +140,13 @@ class Eagle1Config(StateHeadConfig):
         return self.text_config.to_hf() | {"jaxspec": self.extras}
 
 
-class BareLayer(nn.Module):
+class BareLayer(Layer):
     """Run Llama's layer without its input norm, unless the configuration has one."""
 
     config: Eagle1Text
-    attention: type[Attention] = Attention
 
-    def setup(self) -> None:
-        c = self.config
-        if c.input_norm:
-            self.input_layernorm = RMSNorm(c.rms_norm_eps)
-        self.self_attn = self.attention(c)
-        self.post_attention_layernorm = RMSNorm(c.rms_norm_eps)
-        self.mlp = GatedMLP(c.intermediate_size, c.biases.mlp)
-
-    def __call__(
-        self, x: Float[Array, "B T D"], at: Any, cache: Any
-    ) -> tuple[Float[Array, "B T D"], Any]:
-        out, cache = self.self_attn(self._normed(x), at, cache)
-        x = x + out
-        return x + self.mlp(self.post_attention_layernorm(x)), cache
-
-    def keys_values(self, x: Float[Array, "B T D"], rotary: Array) -> tuple[Array, Array]:
-        """Return the layer's keys, rotated, and values of T tokens."""
-        return self.self_attn.keys_values(self._normed(x), rotary)
-
-    def _normed(self, x: Array) -> Array:
-        return self.input_layernorm(x) if self.config.input_norm else x
+    def normed(self, x: Vectors) -> tuple[Vectors, Vectors]:
+        return super().normed(x) if self.config.input_norm else (x, x)
 
 
 class Eagle1Head(StateHead):

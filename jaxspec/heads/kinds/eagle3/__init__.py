@@ -76,18 +76,7 @@ class FusedLayer(Layer):
         super().setup()
         self.hidden_norm = text_norm(self.config)
 
-    def __call__(
-        self, x: Float[Array, "B T both"], at: Any, cache: Any, more: Array | None = None
-    ) -> tuple[Float[Array, "B T D"], Any]:
-        normed, stream = self._normed(x)
-        out, cache = self.self_attn(normed, at, cache)
-        return self.finish(stream, out), cache
-
-    def keys_values(self, x: Float[Array, "B T both"], rotary: Array) -> tuple[Array, Array]:
-        return self.self_attn.keys_values(self._normed(x)[0], rotary)
-
-    def _normed(self, x: Array) -> tuple[Array, Array]:
-        """Return the attention's input, and the stream that its output is added to."""
+    def normed(self, x: Float[Array, "B T both"]) -> tuple[Array, Array]:
         embeds, hidden = jnp.split(x, 2, axis=-1)
         normed = self.hidden_norm(hidden)
         stream = normed if self.config.norm_before_residual else hidden
