@@ -18,7 +18,6 @@ from jaxspec.decoding.processors import History, processed
 from jaxspec.decoding.speculative import next_token
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Bool, Float, Int, Params
-from jaxspec.verification import Verdict
 
 
 class Pending(struct.PyTreeNode):
@@ -112,7 +111,7 @@ class Alternating(proposals.Collaboration):
         with jax.named_scope("verify"):
             drafted = tokens[:, 1 : run + 1]
 
-            def check() -> tuple[Verdict, Array, Array | None]:
+            def check() -> proposals.Checked:
                 slots = (state.count[:, None] + jnp.arange(run)) % pending.logits[0].shape[1]
                 scores = jnp.stack(
                     [
@@ -122,16 +121,12 @@ class Alternating(proposals.Collaboration):
                         for m, ring in enumerate(pending.logits)
                     ]
                 )
-                verdict, overlap = proposals.verify_combined(
-                    params, scores, drafted, owner, state.count, options, state.history
-                )
-                logs = None if state.logprobs is None else proposals.log_combined(params, scores)
-                return verdict, overlap, logs
+                return proposals.check_run(params, state, scores, drafted, owner, options)
 
             none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(check))
-            verdict, overlap, logs = jax.lax.cond(jnp.any(verifying), check, lambda: none)
-            falls = verifying & (verdict.count < run)
-            most = jnp.where(verifying, verdict.count + falls, 0)
+            checked = jax.lax.cond(jnp.any(verifying), check, lambda: none)
+            falls = verifying & (checked.verdict.count < run)
+            most = jnp.where(verifying, checked.verdict.count + falls, 0)
 
         # Index of the model's first proposal, whether or not a run is now committed.
         index = state.count + pending.count
@@ -144,7 +139,7 @@ class Alternating(proposals.Collaboration):
             own = ring[model].at[rows, slots].set(logits[:, :unscored], mode="drop")
             ring = _replaced(ring, model, own)
         state = state.replace(target=_replaced(state.target, model, cache))
-        state = proposals.commit_run(state, drafted, verdict, overlap, owner, most, options, logs)
+        state = proposals.commit_run(state, drafted, checked, owner, most, options)
 
         with jax.named_scope("propose"):
             proposing = active & ~falls & ~state.done

@@ -77,14 +77,11 @@ class OneProposer(proposals.Collaboration):
                 passes = places if m == self.proposer else 1
                 state = proposals.count_calls(state, m, passes * live, passes)
         with jax.named_scope("verify"):
-            stacked = jnp.stack(logits)
-            verdict, overlap = proposals.verify_combined(
-                params, stacked, drafted, self.proposer, state.count, options, history
+            checked = proposals.check_run(
+                params, state, jnp.stack(logits), drafted, self.proposer, options
             )
-            logs = None if state.logprobs is None else proposals.log_combined(params, stacked)
-            more = (verdict.count < self.gamma) | (places > self.gamma)
+            count = checked.verdict.count
+            more = (count < self.gamma) | (places > self.gamma)
         state = state.replace(target=tuple(caches))
-        most = live * (verdict.count + more)
-        return proposals.commit_run(
-            state, drafted, verdict, overlap, self.proposer, most, options, logs
-        )
+        most = live * (count + more)
+        return proposals.commit_run(state, drafted, checked, self.proposer, most, options)

@@ -141,61 +141,65 @@ def draw_combined(
     return draw_next(lambda: best, lambda: filtered(law, options, best), index, options)
 
 
-def verify_combined(
+class Checked(struct.PyTreeNode):
+    """Hold what the combination says of one model's run of proposals."""
+
+    verdict: Verdict
+    overlap: Float[Array, "B J"]
+    """Chance of acceptance at each place, sum_x min(d(x), r(x))."""
+    logs: Float[Array, "B T V"] | None
+    """Logarithm of the combined distribution at temperature 1; None if nothing records it."""
+
+
+def check_run(
     params: Params,
+    state: SharedState,
     logits: Float[Array, "M B T V"],
     drafted: Int[Array, "B J"],
     proposer: int,
-    count: Int[Array, " B"],
     options: Sampling,
-    history: History | None,
-) -> tuple[Verdict, Float[Array, "B J"]]:
-    """Verify one model's run of proposals against the combination.
+) -> Checked:
+    """Verify one model's run of proposals, which follow the committed tokens.
 
-    With T = J + 1 the logits after the run give a bonus token. Returns the verdict and each
-    place's chance of acceptance, sum_x min(d(x), r(x)).
-
-    history: Tokens before the run, for processors.
+    With T = J + 1 the logits after the run give a bonus token.
     """
-    if not drafted.shape[1]:
-        token = draw_combined(params, logits[:, :, 0], count, options, history)
-        return Verdict(jnp.zeros_like(token), token), jnp.zeros(drafted.shape)
-    length = drafted.shape[1]
+    logs = None if state.logprobs is None else log_combined(params, logits)
+    history, length = state.history, drafted.shape[1]
+    if not length:
+        token = draw_combined(params, logits[:, :, 0], state.count, options, history)
+        return Checked(Verdict(jnp.zeros_like(token), token), jnp.zeros(drafted.shape), logs)
     if history is not None:
         history = history.behind(drafted, jnp.tri(logits.shape[2], length, -1, dtype=bool)[None])
     law, best = joint_law(params["combination"], logits, options, history)
     if options.greedy:
         unread = jnp.zeros((0, *drafted.shape, logits.shape[-1]))
         chance = (drafted == best[:, :length]).astype(jnp.float32)
-        return match(best, Draft(drafted, None, unread)), chance
+        return Checked(match(best, Draft(drafted, None, unread)), chance, logs)
     draft_scores = processed(logits[proposer], history, options.processors)
     r = jax.vmap(filtered, in_axes=(1, None, 1), out_axes=1)(law, options, best)
     d = by_place(lambda scores: distribution(scores, options))(draft_scores[:, :length])
-    keys = step_keys(options, count, VERIFY)
+    keys = step_keys(options, state.count, VERIFY)
     verdict = rejection(r, Draft(drafted, d, d[None]), keys, options.temperature == 0)
-    return verdict, jnp.minimum(r[:, :length], d).sum(-1)
+    return Checked(verdict, jnp.minimum(r[:, :length], d).sum(-1), logs)
 
 
 def commit_run(
     state: SharedState,
     drafted: Int[Array, "B J"],
-    verdict: Verdict,
-    overlap: Float[Array, "B J"],
+    checked: Checked,
     proposer: int,
     most: Int[Array, " B"],
     options: Sampling,
-    logs: Float[Array, "B T V"] | None,
 ) -> SharedState:
-    """Append and count at most `most` of the accepted proposals and the token after them.
-
-    logs: Result of `log_combined` for the run; None without a record of log probabilities.
-    """
-    state, emitted = state.appended(drafted, verdict, most, options, logs)
+    """Append and count at most `most` of the accepted proposals and the token after them."""
+    count = checked.verdict.count
+    state, emitted = state.appended(drafted, checked.verdict, most, options, checked.logs)
     is_proposer = jnp.arange(len(state.target)) == proposer
-    accepted = jnp.minimum(verdict.count, emitted)
+    accepted = jnp.minimum(count, emitted)
     # The first rejected proposal was tested too, if its replacement was emitted.
-    tested = accepted + ((verdict.count < emitted) & (verdict.count < drafted.shape[1]))
-    chance = jnp.where(jnp.arange(drafted.shape[1]) < tested[:, None], overlap, 0.0).sum(-1)
+    tested = accepted + ((count < emitted) & (count < drafted.shape[1]))
+    places = jnp.arange(drafted.shape[1])
+    chance = jnp.where(places < tested[:, None], checked.overlap, 0.0).sum(-1)
     stats = state.stats
     stats = stats.replace(
         emitted=stats.emitted + emitted,
