@@ -22,7 +22,7 @@ from jaxspec.checkpoints.formats.gguf_files import stored_kinds
 from jaxspec.checkpoints.formats.tensor_files import StoredTensor
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
-from jaxspec.config import LvlmConfig, text_config
+from jaxspec.config import LvlmConfig, TextConfig, text_config
 from jaxspec.errors import InputError, collected, printable
 from jaxspec.files import local_path
 from jaxspec.heads.config import HeadConfig
@@ -143,14 +143,11 @@ def inspect(path: Path) -> Inspection:
         path=str(path),
         family=config and family_of(config.model_type).title,
         model_type=config and config.model_type,
-        context=config and text_config(config).context,
-        vocabulary=config and text_config(config).vocab_size,
-        draft_vocabulary=config and len(text_config(config).draft_vocabulary),
         image_tokens=getattr(config, "image_tokens", None),
         chat_template=template,
         facts={},
         problems=problems,
-        **_stored(contents.tensors, _part),
+        **_sizes(config and text_config(config), contents.tensors, _part),
     )
 
 
@@ -165,28 +162,30 @@ def _inspect_head(path: Path) -> Inspection:
         path=str(path),
         family=config and f"{config.title} for {config.target_name or 'an unnamed target'!r}",
         model_type=config and config.model_type,
-        context=config and config.text_config.context,
-        vocabulary=config and config.text_config.vocab_size,
-        draft_vocabulary=config and len(config.text_config.draft_vocabulary),
         image_tokens=config and kind_of(config).image_slots(config),
         chat_template=None,
         facts=kind_of(config).facts(config) if config else {},
         problems=problems,
-        **_stored(tensors, lambda name: name.split(".")[0]),
+        **_sizes(config and config.text_config, tensors, lambda name: name.split(".")[0]),
     )
 
 
-def _stored(
-    tensors: dict[str, StoredTensor], part: Callable[[str], str]
-) -> dict[str, dict[str, int]]:
-    """Return the fields of an `Inspection` that the tensors determine."""
+def _sizes(
+    text: TextConfig | None, tensors: dict[str, StoredTensor], part: Callable[[str], str]
+) -> dict[str, Any]:
+    """Return the fields of an `Inspection` that the decoder and the tensors determine."""
     parameters, dtypes = Counter[str](), Counter[str]()
     for name, tensor in tensors.items():
         parameters[part(name)] += math.prod(tensor.shape)
         dtypes[tensor.dtype] += tensor.nbytes
     files = sorted({tensor.file for tensor in tensors.values()})
     sizes = {file.name: file.stat().st_size for file in files}
-    return {"parameters": dict(parameters), "dtypes": dict(dtypes), "files": sizes}
+    return {
+        "context": text and text.context,
+        "vocabulary": text and text.vocab_size,
+        "draft_vocabulary": text and len(text.draft_vocabulary),
+        **{"parameters": dict(parameters), "dtypes": dict(dtypes), "files": sizes},
+    }
 
 
 def _part(name: str) -> str:

@@ -70,9 +70,7 @@ class LanguageModel:
             embeds = jnp.pad(embeds, ((0, 0), (0, 0), (0, stacked * embeds.shape[-1])))
         if features is None or rows.sources is None:
             return embeds
-        return show_images(
-            embeds, self._apply_model(params, "project", features, pool), rows.sources, rows.blend
-        )
+        return show_images(embeds, self._apply_model(params, "project", features, pool), rows)
 
     def prefill(
         self,

@@ -138,25 +138,22 @@ class Alternating(proposals.Collaboration):
             slots = jnp.where(stays, (state.count[:, None] + jnp.arange(unscored)) % window, window)
             own = ring[model].at[rows, slots].set(logits[:, :unscored], mode="drop")
             ring = _replaced(ring, model, own)
-        state = state.replace(target=_replaced(state.target, model, cache))
+        pending, target = pending.replace(logits=ring), _replaced(state.target, model, cache)
+        state = state.replace(target=target, drafter=pending)
         state = proposals.commit_run(state, drafted, checked, owner, most, options)
 
         with jax.named_scope("propose"):
             proposing = active & ~falls & ~state.done
             after = jnp.take_along_axis(logits, pending.count[:, None, None], axis=1)[:, 0]
-            state, ring = self._propose(
-                model, params, options, state, ring, after, index, proposing
-            )
+            state = self._propose(model, params, options, state, after, index, proposing)
 
         unverified = jnp.where(falls, 0, pending.count - jnp.where(verifying, run, 0))
         onward = jnp.where(falls, self.first, owner)
+        count = unverified + jnp.where(proposing, self.gammas[model], 0)
         return state.replace(
-            drafter=Pending(
+            drafter=state.drafter.replace(
                 turn=jnp.where(active, onward, pending.turn),
-                count=jnp.where(
-                    active, unverified + jnp.where(proposing, self.gammas[model], 0), pending.count
-                ),
-                logits=ring,
+                count=jnp.where(active, count, pending.count),
             )
         )
 
@@ -166,13 +163,12 @@ class Alternating(proposals.Collaboration):
         params: Params,
         options: Sampling,
         state: SharedState,
-        rings: tuple[Array, ...],
         logits: Float[Array, "B V"],
         index: Int[Array, " B"],
         proposing: Bool[Array, " B"],
-    ) -> tuple[SharedState, tuple[Array, ...]]:
+    ) -> SharedState:
         """Propose a run from `index` on: the first token from `logits`, each next one by a pass."""
-        gamma = self.gammas[model]
+        gamma, rings = self.gammas[model], state.drafter.logits
         rows = jnp.arange(len(index))
 
         def put(i: Any, logits: Array, tokens: Array, ring: Array) -> tuple[Array, Array, Array]:
@@ -198,7 +194,8 @@ class Alternating(proposals.Collaboration):
             _, tokens, ring, cache = jax.lax.fori_loop(1, passes + 1, step, carry)
             state = proposals.count_calls(state, model, proposing * (gamma - 1), passes)
             state = state.replace(target=_replaced(state.target, model, cache))
-        return state.replace(tokens=tokens), _replaced(rings, model, ring)
+        drafter = state.drafter.replace(logits=_replaced(rings, model, ring))
+        return state.replace(tokens=tokens, drafter=drafter)
 
     def _extend(
         self,
