@@ -279,8 +279,9 @@ def gemma4_layers(title: str, raw: Mapping[str, Any]) -> Gemma4TextConfig:
     return replace(text.without_window(range(len(kinds))), tie_word_embeddings=False)
 
 
-def check_rotary(text: TextConfig) -> RotaryConfig:
+def check_rotary(target: Any) -> RotaryConfig:
     """Return a target's decoder; InputError for one without rotary keys."""
+    text: TextConfig = getattr(target, "text_config", target)
     if not isinstance(text, RotaryConfig):
         raise InputError(
             f"target: a {text.model_type} has no rotary keys, which heads read; give another"

@@ -63,6 +63,9 @@ class StateHeadConfig(HeadConfig):
             name: getattr(self, name) for name in ("target_hash", "target_name", "gamma", "images")
         }
 
+    def to_dict(self) -> dict[str, Any]:
+        return self.text_config.to_hf() | {"jaxspec": self.extras}
+
     def with_images(self, rule: str) -> Self:
         if rule not in self.rules:
             rules = ", ".join(self.rules)

@@ -70,12 +70,7 @@ class Pace:
             self.rows, self.sizes, self.program = rows, sizes, program
         return self.plans[self.choice.plan], self.until - longest
 
-    def learn(
-        self,
-        ms: float,
-        compiled_ms: float,
-        answers: Mapping[int, Progress],
-    ) -> None:
+    def learn(self, ms: float, compiled_ms: float, answers: Mapping[int, Progress]) -> None:
         """Learn from a run.
 
         Args:

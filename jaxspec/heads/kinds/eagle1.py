@@ -122,7 +122,7 @@ class Eagle1Config(StateHeadConfig):
 
         options: Fields of the head.
         """
-        text = check_rotary(getattr(target, "text_config", target))
+        text = check_rotary(target)
         entries = shared_sizes(text)
         if not text.rope_scaling.mrope_section:
             entries["rope_scaling"] = text.rope_scaling
@@ -135,9 +135,6 @@ class Eagle1Config(StateHeadConfig):
             check_entries(cls.title, raw)
             extras = known_fields(cls, raw.get("jaxspec") or {})
             return cls(Eagle1Text.from_hf(raw), extras.pop("target_hash", ""), **extras)
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.text_config.to_hf() | {"jaxspec": self.extras}
 
 
 class BareLayer(Layer):

@@ -74,7 +74,7 @@ class MtpConfig(StateHeadConfig):
 
         options: Fields of the head.
         """
-        text = check_rotary(getattr(target, "text_config", target))
+        text = check_rotary(target)
         layer = text.for_head((text.cached_layers - 1,))
         return cls(layer, target_hash(target), depth=text.num_hidden_layers, **options)
 
@@ -88,11 +88,10 @@ class MtpConfig(StateHeadConfig):
             return cls(layer, **{"target_hash": "", **extras}, depth=text.num_hidden_layers)
 
     def to_dict(self) -> dict[str, Any]:
-        return self.text_config.to_hf() | {
+        return super().to_dict() | {
             "architectures": ["MiMoMTPModel"],
             "num_hidden_layers": self.depth,
             "num_nextn_predict_layers": 1,
-            "jaxspec": self.extras,
         }
 
 

@@ -180,7 +180,7 @@ class DFlashConfig(HeadConfig):
           window: Newest tokens that its layers read; 0 reads all.
           options: Further fields.
         """
-        text = shared.check_rotary(getattr(target, "text_config", target))
+        text = shared.check_rotary(target)
         decoder = DFlashText(
             **shared.shared_sizes(text),
             num_hidden_layers=layers,

@@ -236,7 +236,7 @@ class Eagle3Config(StateHeadConfig):
           window: Newest tokens that its layer reads; 0 reads all.
           options: Further fields.
         """
-        text = shared.check_rotary(getattr(target, "text_config", target))
+        text = shared.check_rotary(target)
         decoder = EagleConfig(
             **shared.shared_sizes(text),
             rope_scaling=text.rope_scaling,
@@ -255,9 +255,6 @@ class Eagle3Config(StateHeadConfig):
             is_gemma = str(raw.get("model_type")).startswith("gemma4")
             layer = GemmaEagleConfig if is_gemma else EagleConfig
             return cls(layer.from_hf(raw), **entries)
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.text_config.to_hf() | {"jaxspec": self.extras}
 
 
 def usual_layers(depth: int) -> tuple[int, ...]:

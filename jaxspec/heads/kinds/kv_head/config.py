@@ -140,7 +140,7 @@ class KVHeadConfig(KVHeadOptions, HeadConfig):
             options |= {"pooling": "drop", "image_slots": 0, "slot_bias": False}
         key_layers = options.get("key_layers", ()) or (text.cached_layers - 1,) * layers
         config = cls(
-            check_rotary(text).for_head(key_layers),
+            check_rotary(target).for_head(key_layers),
             target_hash(target),
             image_tokens=image_tokens,
             **options,
