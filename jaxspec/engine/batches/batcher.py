@@ -8,7 +8,7 @@ similar sizes are *stacked* into one batch of numpy arrays and *prefilled* toget
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -20,6 +20,7 @@ from jaxspec.decoding.collaboration.combination import check_settings
 from jaxspec.decoding.inputs import PromptBatch, Prompts
 from jaxspec.decoding.settings import Processing
 from jaxspec.decoding.sources.source import Buckets
+from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import resized_cache, run_prefill, run_tower
 from jaxspec.engine.assembly import Assembly
 from jaxspec.engine.batches.fitting import in_batches, largest
@@ -233,29 +234,21 @@ class Batcher:
         return Together(self.largest(requests), held, self.eos, logprobs, processing)
 
     def prefill(
-        self,
-        together: Together,
-        requests: Sequence[EncodedRequest],
-        options: Sampling,
-        room: int,
-        step: Callable[..., Any] = run_prefill,
-        features: Any = None,
-    ) -> tuple[Any, float]:
-        """Prefill requests and return what the step returns, and the milliseconds.
+        self, together: Together, requests: Sequence[EncodedRequest], options: Sampling, room: int
+    ) -> tuple[DecodeState, float]:
+        """Prefill requests and return their state, and the milliseconds.
 
         Args:
           options: Options of each row; those past the requests repeat the last prompt.
           room: Slots for new tokens.
-          step: `run_prefill`, or `run_scored_prefill`, which also returns logits.
-          features: What the target's tower makes of the images; None lets the step run it.
         """
         sizes, past = together.sizes, together.past
         width = len(options.temperature)
         prompts, count = (requests[:1], 1) if together.one_prompt else (requests, width)
-        batch = self.inputs(prompts, sizes, count, features)
+        batch = self.inputs(prompts, sizes, count)
         if past is not None:
             batch = self._behind(past, requests[0], sizes.length + room, batch)
-        return timed(step, together.held, batch, options, static=(room,))
+        return timed(run_prefill, together.held, batch, options, static=(room,))
 
     def _behind(
         self, past: KVCache, request: EncodedRequest, slots: int, batch: PromptBatch

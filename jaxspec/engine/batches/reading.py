@@ -236,16 +236,14 @@ class Reader:
         if self.rows:
             tiles = sizes.tiles[0] if begun.past is None else self._most_tiles(sizes)
             features = self._seen(begun, tiles)
+        batch, held = self.batcher.inputs([request], sizes, 1, features), self.together.held
         if begun.past is None:
-            together, room = self.together._replace(sizes=sizes), self.batcher.rooms(sizes)[0]
-            (state, logits), ms = self.batcher.prefill(
-                together, [request], options, room, run_scored_prefill, features
-            )
+            room = (self.batcher.rooms(sizes)[0],)
+            (state, logits), ms = timed(run_scored_prefill, held, batch, options, static=room)
             self.whole_ms[sizes] = begun.ms + ms
         else:
-            batch = self.batcher.inputs([request], sizes, 1, features)
-            arrays, room = (batch, options, begun.logits, begun.past), self.form(sizes).new
-            (state, logits), ms = timed(run_opened, self.together.held, *arrays, static=(room,))
+            room, arrays = (self.form(sizes).new,), (batch, options, begun.logits, begun.past)
+            (state, logits), ms = timed(run_opened, held, *arrays, static=room)
         if keeps and self.prefixes.most:
             length = next(each.length for each in self.sizes if each.length >= len(begun.row))
             cache = state.target.resized(length + 1)
