@@ -32,5 +32,8 @@ Tokens = Int[Array, "B T"]
 """New tokens of each row, which are read together."""
 Vectors = Float[Array, "... D"]
 """Embeddings or hidden states."""
+Features = Float[Array, "B U P E"]
+"""What a tower makes of image tiles."""
 
-__all__ = ["Array", "Bool", "Float", "Int", "Params", "Shaped", "Tokens", "UInt", "Vectors"]
+__all__ = ["Array", "Bool", "Float", "Int", "Shaped", "UInt"]
+__all__ += ["Features", "Params", "Tokens", "Vectors"]

@@ -19,7 +19,7 @@ from jaxspec.decoding.sources.source import Committed, Prefilled, Source, Verifi
 from jaxspec.decoding.state import DecodeState, DecodeStats, commit, draw_next, step_keys
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sampling import Sampling, argmax, by_place, distribution, tempered
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Features, Float, Int, Params, Tokens
 from jaxspec.verification import Draft, Verdict, chain_of_path, match, verify
 
 WEIGHTS_STREAM = 1 << 20
@@ -35,7 +35,7 @@ class TargetRead(NamedTuple):
 
     logits: Float[Array, "B V"]
     """Logits of the token after each prompt."""
-    features: Float[Array, "B U P E"] | None
+    features: Features | None
     """Features that its tower makes of the images; None without any."""
     cache: KVCache
 
@@ -101,11 +101,7 @@ class TargetProgram(Program[TargetState]):
         return {"xla_allow_excess_precision": False} if self.width > 1 else {}
 
     def extend(
-        self,
-        params: Params,
-        tokens: Int[Array, "B T"],
-        cache: KVCache,
-        tree: TreeMask | None = None,
+        self, params: Params, tokens: Tokens, cache: KVCache, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         """Return the logits after each of T tokens, or nodes of a tree, and the cache.
 

@@ -14,7 +14,7 @@ from jaxspec.decoding.program import Program
 from jaxspec.decoding.speculative import TargetProgram, TargetRead, prefill_target
 from jaxspec.decoding.state import DecodeState, Pause, place, whole
 from jaxspec.sampling import Sampling
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Features, Float, Int, Params
 
 
 @partial(jax.jit, static_argnames=("program", "new_slots"))
@@ -34,9 +34,7 @@ def run_scored_prefill(
 
 
 @partial(jax.jit, static_argnames=("program",))
-def run_tower(
-    program: TargetProgram, params: Params, images: dict[str, Array]
-) -> Float[Array, "B U P E"]:
+def run_tower(program: TargetProgram, params: Params, images: dict[str, Array]) -> Features:
     """Return what the target's tower makes of images."""
     return whole(program.target.encode(params["target"], images))
 

@@ -23,7 +23,7 @@ from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.models.layers import apply
 from jaxspec.models.vocabulary import borrowed_rows
-from jaxspec.typing import Array, Float, Int, Params, Tokens
+from jaxspec.typing import Array, Features, Float, Int, Params, Tokens
 
 
 def borrowed_tokens(head: TextConfig, target: TextConfig) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ def read_whole(
     target: LanguageModel,
     params: Params,
     rows: PromptRows,
-    features: Float[Array, "B U P E"] | None,
+    features: Features | None,
     *configs: HeadConfig,
 ) -> tuple[TargetPass, ...]:
     """Return the target's pass over whole rows, of which there is one, for each of the heads."""

@@ -15,7 +15,7 @@ from jaxspec.models.families import build, family_of, text_params
 from jaxspec.models.inputs import ImageInputs, Pool, PromptRows, show_images
 from jaxspec.models.layers import apply
 from jaxspec.sharding import gather
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Features, Float, Int, Params, Tokens
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,12 @@ class LanguageModel:
         """Return `rows.reach` if tokens of an image read one another; None if they do not."""
         return rows.reach if self.text.joint_images else None
 
-    def encode(self, params: Params, images: Mapping[str, Array]) -> Float[Array, "B U P E"]:
+    def encode(self, params: Params, images: Mapping[str, Array]) -> Features:
         """Return tower features of every tile of every row's images."""
         return self._apply_model(params, "encode", **images)
 
     def embed(
-        self,
-        params: Params,
-        rows: PromptRows,
-        features: Float[Array, "B U P E"] | None,
-        pool: Pool | None = None,
+        self, params: Params, rows: PromptRows, features: Features | None, pool: Pool | None = None
     ) -> Float[Array, "B L D"]:
         """Return prompt embeddings. Image slots show projected features, pooled for view P."""
         embeds = self._apply_decoder(params, "embed", rows.tokens)
@@ -149,7 +145,7 @@ class LanguageModel:
         self,
         params: Params,
         rows: PromptRows,
-        features: Float[Array, "B U P E"] | None,
+        features: Features | None,
         pool: Pool | None = None,
         slots: Int[Array, "B K"] | None = None,
     ) -> Float[Array, "B K words"]:
@@ -167,11 +163,7 @@ class LanguageModel:
         return self.scores(params, hidden)
 
     def extend(
-        self,
-        params: Params,
-        tokens: Int[Array, "B T"],
-        cache: KVCache,
-        tree: TreeMask | None = None,
+        self, params: Params, tokens: Tokens, cache: KVCache, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         """Append T tokens, or nodes of a tree, to each row; return next-token logits and the cache.
 

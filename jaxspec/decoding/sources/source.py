@@ -28,7 +28,7 @@ from jaxspec.decoding.inputs import Images, Member, PromptBatch
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import replicated
-from jaxspec.typing import Array, Bool, Float, Int, Params, Tokens
+from jaxspec.typing import Array, Bool, Features, Float, Int, Params, Tokens
 
 State = TypeVar("State")
 """What a source carries from block to block: leaves [r*B, ...], for its r rows of the mixture."""
@@ -43,7 +43,7 @@ class Prefilled:
     params: Params
     """{"target": ..., and an entry for each source with parameters, by its `name`}."""
     batch: PromptBatch
-    features: Float[Array, "B U P E"] | None
+    features: Features | None
     """Image features of the target's tower; None without images."""
     target: KVCache
     """The target's cache, of the prompts."""

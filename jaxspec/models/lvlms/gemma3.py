@@ -17,7 +17,7 @@ from jaxspec.config import Gemma3Config
 from jaxspec.errors import InputError
 from jaxspec.models.layers import INIT, RMSNorm, times, wide
 from jaxspec.models.lvlms.llava import Llava, LlavaImages
-from jaxspec.typing import Array, Float
+from jaxspec.typing import Array, Features, Float
 
 
 class Projector(nn.Module):
@@ -42,7 +42,7 @@ class Gemma3(Llava):
     def projector(self) -> nn.Module:
         return Projector(self.config)
 
-    def encode(self, pixels: Float[Array, "B U Y X 3"]) -> Float[Array, "B U P E"]:
+    def encode(self, pixels: Float[Array, "B U Y X 3"]) -> Features:
         """Return each image's normed features, averaged over squares of patches."""
         batch, tiles = pixels.shape[:2]
         _, features = self.vision_tower(pixels.reshape(batch * tiles, *pixels.shape[2:]))

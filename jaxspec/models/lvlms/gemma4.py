@@ -22,7 +22,7 @@ from jaxspec.models.decoder import CausalLM, Lvlm
 from jaxspec.models.inputs import MEND, ImageInputs, Pool, Shapes, Size, Slots
 from jaxspec.models.layers import INIT, Dense, LayerNorm, RMSNorm
 from jaxspec.models.lvlms.gemma4_tower import VisionTower
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Features, Float, Int
 
 TILE = 70
 """Squares of a tile: all numbers of squares that a processor takes at most are its multiples."""
@@ -79,12 +79,12 @@ class Gemma4(Lvlm):
 
     def encode(
         self, pixels: Float[Array, "B U P values"], position: Int[Array, "B U P 2"]
-    ) -> Float[Array, "B U P E"]:
+    ) -> Features:
         """Return features of every square."""
         return getattr(self, self.reader[0])(pixels, position)
 
     def project(
-        self, features: Float[Array, "B U P E"], pool: Pool | None = None
+        self, features: Features, pool: Pool | None = None
     ) -> Float[Array, "B features wide"]:
         """Return the rows of all tiles. View P is refused in `SquareImages.slots`."""
         rows = self.embed_vision(features)

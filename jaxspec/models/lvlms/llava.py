@@ -15,7 +15,7 @@ from jaxspec.models.decoder import CausalLM, Lvlm
 from jaxspec.models.inputs import MEND, ImageInputs, Pool, Shapes, Size, Slots
 from jaxspec.models.layers import INIT, MLP
 from jaxspec.models.lvlms.vision import VisionTower
-from jaxspec.typing import Array, Float
+from jaxspec.typing import Array, Features, Float
 
 
 class Llava(Lvlm):
@@ -35,7 +35,7 @@ class Llava(Lvlm):
         width, names = c.text_config.hidden_size, ("linear_1", "linear_2")
         return MLP(width, width, names=names, bias=c.multimodal_projector_bias)
 
-    def encode(self, pixels: Float[Array, "B U Y X 3"]) -> Float[Array, "B U P E"]:
+    def encode(self, pixels: Float[Array, "B U Y X 3"]) -> Features:
         """Return tower features of every tile, from the configured layer.
 
         The strategy `full` keeps the class token.
@@ -47,9 +47,7 @@ class Llava(Lvlm):
             features = features[:, 1:]
         return features.reshape(batch, tiles, *features.shape[1:])
 
-    def project(
-        self, features: Float[Array, "B U P E"], pool: Pool | None = None
-    ) -> Float[Array, "B features D"]:
+    def project(self, features: Features, pool: Pool | None = None) -> Float[Array, "B features D"]:
         """Return the table of feature rows for prompt slots, pooled by tile for view P."""
         if pool is not None:
             averages = pool.matrix(features.shape[2]).astype(features.dtype)
@@ -70,9 +68,7 @@ class LlavaNext(Llava):
             "image_newline", INIT, (self.config.text_config.hidden_size,)
         )
 
-    def project(
-        self, features: Float[Array, "B U P E"], pool: Pool | None = None
-    ) -> Float[Array, "B features D"]:
+    def project(self, features: Features, pool: Pool | None = None) -> Float[Array, "B features D"]:
         """Return the table of feature rows, with the end-of-line embedding as its last."""
         table = super().project(features, pool)
         newline = jnp.broadcast_to(

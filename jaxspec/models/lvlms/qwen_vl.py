@@ -25,7 +25,7 @@ from jaxspec.models.attention import attend_freely, attend_within
 from jaxspec.models.decoder import CausalLM, Lvlm
 from jaxspec.models.inputs import MEND, ImageInputs, Pool, Shapes, Size, Slots
 from jaxspec.models.layers import INIT, MLP, Dense, GatedMLP, RMSNorm, call_layer, rotate
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Features, Float, Int
 
 MOST_STRETCHED = 200
 """Longest side over the shortest that the processor takes."""
@@ -151,7 +151,7 @@ class VisionTower(nn.Module):
             x = call_layer(block, x, rotary, image)
         return x
 
-    def project(self, features: Float[Array, "B U P E"]) -> Float[Array, "B features D"]:
+    def project(self, features: Features) -> Float[Array, "B features D"]:
         return self.merger(features)
 
 
@@ -170,13 +170,11 @@ class QwenVL(Lvlm):
 
     def encode(
         self, patches: Float[Array, "B U P pixels"], window: Int[Array, "B U fields"]
-    ) -> Float[Array, "B U P E"]:
+    ) -> Features:
         """Return tower features of every patch of every tile."""
         return self.visual(patches, window)
 
-    def project(
-        self, features: Float[Array, "B U P E"], pool: Pool | None = None
-    ) -> Float[Array, "B features D"]:
+    def project(self, features: Features, pool: Pool | None = None) -> Float[Array, "B features D"]:
         """Return the merged tokens of all tiles, window by window.
 
         `pool` changes nothing here: view P blends the tokens in `QwenImages.slots`.
