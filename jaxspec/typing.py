@@ -32,8 +32,12 @@ Tokens = Int[Array, "B T"]
 """New tokens of each row, which are read together."""
 Vectors = Float[Array, "... D"]
 """Embeddings or hidden states."""
+Queries = Float[Array, "B T N H"]
+"""Queries of T tokens, or what attention returns for them."""
+Keys = Float[Array, "B T K H"]
+"""Keys of T tokens, or their values."""
 Features = Float[Array, "B U P E"]
 """What a tower makes of image tiles."""
 
 __all__ = ["Array", "Bool", "Float", "Int", "Shaped", "UInt"]
-__all__ += ["Features", "Params", "Tokens", "Vectors"]
+__all__ += ["Features", "Keys", "Params", "Queries", "Tokens", "Vectors"]

@@ -33,7 +33,7 @@ from jaxspec.models.attention import Segment, attend_segments
 from jaxspec.models.decoder import Attention
 from jaxspec.models.layers import INIT, call_layer
 from jaxspec.models.vocabulary import output_rows
-from jaxspec.typing import Array, Bool, Float, Int, Params, Vectors
+from jaxspec.typing import Array, Bool, Float, Int, Keys, Params, Queries, Vectors
 
 KeysValues = tuple[Float[Array, "B _K ... S _H"], Float[Array, "B _K ... S _H"]]
 """Keys and values of a layer; with an axis A, those of each anchor's block."""
@@ -101,14 +101,7 @@ class BlockAttention(Attention):
     last: ClassVar[float | None] = None
     """Bias of the block's tokens."""
 
-    def read(
-        self,
-        q: Float[Array, "B T N H"],
-        k: Float[Array, "B T K H"],
-        v: Float[Array, "B T K H"],
-        at: Any,
-        cache: Any,
-    ) -> tuple[Float[Array, "B T N H"], Any]:
+    def read(self, q: Queries, k: Keys, v: Keys, at: Any, cache: Any) -> tuple[Queries, Any]:
         segments, room = cache
 
         def added(old: Array, new: Array) -> Array:
@@ -119,7 +112,7 @@ class BlockAttention(Attention):
         bias = None if self.last is None else jnp.full((1, at.seen.shape[-1]), self.last)
         return attend_segments(q, [*segments, Segment(k, v, at.seen, bias)]), (segments, (k, v))
 
-    def attend(self, q: Float[Array, "B T N H"], at: Any, cache: Any) -> Float[Array, "B T N H"]:
+    def attend(self, q: Queries, at: Any, cache: Any) -> Queries:
         """Attend to segments only, of a layer that makes no keys."""
         return attend_segments(q, cache[0])
 
@@ -290,7 +283,7 @@ class KeyedHead(Head):
     @abstractmethod
     def keys(
         self, states: Fused, after: Vectors | None, slots: Slots, rotary: Slots, context: Any
-    ) -> list[tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
+    ) -> list[tuple[Keys, Keys]]:
         """Return each layer's keys and values of tokens that the target has read.
 
         Args:

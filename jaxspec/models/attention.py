@@ -16,14 +16,14 @@ from flax import struct
 
 from jaxspec.models.layers import never_alone, wide
 from jaxspec.models.splash import splash
-from jaxspec.typing import Array, Bool, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int, Queries
 
 BLOCK = 512
 """Number of queries and of keys in a block; prompts of at least two blocks are read in blocks."""
 
 
 def attend(
-    q: Float[Array, "B T N H"],
+    q: Queries,
     k: Float[Array, "B K S H"],
     v: Float[Array, "B K S H"],
     positions: Int[Array, "B T"],
@@ -31,7 +31,7 @@ def attend(
     window: int | None = None,
     reach: Int[Array, "B T"] | None = None,
     first: Int[Array, "B T"] | None = None,
-) -> Float[Array, "B T N H"]:
+) -> Queries:
     """Return grouped attention in which the query at position p reads the slots 0..p.
 
     Many queries are read in blocks. If there are as many slots as queries, each row begins at 0.
@@ -110,9 +110,7 @@ class Segment(struct.PyTreeNode):
     """Bias of the scores of each slot."""
 
 
-def attend_segments(
-    q: Float[Array, "B T N H"], segments: Sequence[Segment]
-) -> Float[Array, "B T N H"]:
+def attend_segments(q: Queries, segments: Sequence[Segment]) -> Queries:
     """Return the attention of queries to all segments' slots; nothing is copied together."""
     batch, count, heads, width = q.shape
     kv_heads = segments[0].k.shape[1]
@@ -146,7 +144,7 @@ def attend_segments(
     return sum(products[1:], products[0]).reshape(batch, heads, count, width).swapaxes(1, 2)
 
 
-def _by_head(q: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "B K rows H"]:
+def _by_head(q: Queries, kv_heads: int) -> Float[Array, "B K rows H"]:
     """Return one matrix of queries per key-value head.
 
     The axes are in the cache's order. For any other order XLA would transpose all slots.
@@ -290,11 +288,11 @@ def attend_freely(
 
 
 def attend_within(
-    q: Float[Array, "B T N H"],
+    q: Queries,
     k: Float[Array, "B T N H"],
     v: Float[Array, "B T N H"],
     owner: Int[Array, "B T"],
-) -> Float[Array, "B T N H"]:
+) -> Queries:
     """Return attention in which a token reads all tokens of its owner, such as a patch's image.
 
     Many are read in blocks of `owner_block` queries.

@@ -32,7 +32,7 @@ from jaxspec.models.layers import (
 )
 from jaxspec.models.per_layer import PerLayerGate, PerLayerInputs
 from jaxspec.models.vocabulary import fill_vocabulary
-from jaxspec.typing import Array, Bool, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int, Keys, Queries
 
 
 class Places(struct.PyTreeNode):
@@ -85,13 +85,11 @@ class Attention(nn.Module):
             out = self.attend(q, at, cache)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), cache
 
-    def queries(self, x: Float[Array, "B T width"], rotary: Array) -> Float[Array, "B T N H"]:
+    def queries(self, x: Float[Array, "B T width"], rotary: Array) -> Queries:
         """Return the queries, rotated and scaled, of T tokens."""
         return self._rotated("q", self._projected("q", x), rotary, self.config.query_scale)
 
-    def keys_values(
-        self, x: Float[Array, "B T width"], rotary: Array
-    ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+    def keys_values(self, x: Float[Array, "B T width"], rotary: Array) -> tuple[Keys, Keys]:
         """Return the keys, rotated, and the values of T tokens."""
         k = self._projected("k", x)
         v = k if self.config.attention_k_eq_v else self._projected("v", x)
@@ -109,20 +107,13 @@ class Attention(nn.Module):
         return rotate(heads, rotary, *turns, scaling.mrope_axes)
 
     def read(
-        self,
-        q: Float[Array, "B T N H"],
-        k: Float[Array, "B T K H"],
-        v: Float[Array, "B T K H"],
-        at: Places,
-        cache: LayerCache | None,
-    ) -> tuple[Float[Array, "B T N H"], LayerCache | None]:
+        self, q: Queries, k: Keys, v: Keys, at: Places, cache: LayerCache | None
+    ) -> tuple[Queries, LayerCache | None]:
         """Write new keys and values to the cache, if there is one, and attend to visible slots."""
         cache = write_keys_values(cache, k, v, at.slots, at.live)
         return self.attend(q, at, cache), cache
 
-    def attend(
-        self, q: Float[Array, "B T N H"], at: Places, cache: LayerCache
-    ) -> Float[Array, "B T N H"]:
+    def attend(self, q: Queries, at: Places, cache: LayerCache) -> Queries:
         """Attend to the visible slots of a cache."""
         k, v = (leaf[:, :, : at.live] for leaf in cache)
         window, reach = self.config.sliding_window, at.reach if self.config.joint_images else None

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxspec.config import RotaryConfig
 from jaxspec.sharding import constrain, row_major, shard_count
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Float, Int, Params, Queries
 
 INIT = jax.jit(nn.initializers.normal(0.02), static_argnums=(1, 2))
 
@@ -308,12 +308,12 @@ def _yarn_kept(config: RotaryConfig) -> np.ndarray:
 
 
 def rotate(
-    x: Float[Array, "B T N H"],
+    x: Queries,
     positions: Int[Array, "B T"] | Int[Array, "B axes T"],
     inverse: np.ndarray,
     scale: float = 1.0,
     axes: np.ndarray | None = None,
-) -> Float[Array, "B T N H"]:
+) -> Queries:
     """Return x rotated by its positions, in the half-split order of Hugging Face's Llama.
 
     Args:

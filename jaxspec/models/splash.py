@@ -10,18 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.sharding import CACHE_AXES, partition
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Float, Int, Queries
 
 
 def splash(
-    q: Float[Array, "B T N H"],
+    q: Queries,
     k: Float[Array, "B K T H"],
     v: Float[Array, "B K T H"],
     owner: Int[Array, "B T"] | None = None,
     interpret: bool = False,
     window: int | None = None,
     causal: bool = False,
-) -> Float[Array, "B T N H"]:
+) -> Queries:
     """Return attention of whole rows by JAX's TPU kernel, which keeps scores in fast memory.
 
     A token reads itself and the tokens before it. On a mesh each device runs its own rows and

@@ -48,6 +48,8 @@ RANGES = {
 }
 """Smallest and largest values of fields."""
 ALL = "all"  # text form of None
+Weights = Float[Array, "B R"]
+"""Weights of each row's views."""
 Kept = TypeVar("Kept")  # state of a rule
 
 
@@ -107,11 +109,11 @@ class Weighting(ABC, Generic[Kept]):
         return weights
 
     @abstractmethod
-    def init(self, weights: Float[Array, "B R"]) -> Kept:
+    def init(self, weights: Weights) -> Kept:
         """Return the state before the first block, given the initial weights."""
 
     @abstractmethod
-    def weights(self, state: Kept, keys: Array) -> Float[Array, "B R"]:
+    def weights(self, state: Kept, keys: Array) -> Weights:
         """Return the next block's weights, on the simplex.
 
         keys: Each row's own keys [B], new for each block.
@@ -121,7 +123,7 @@ class Weighting(ABC, Generic[Kept]):
     def observe(
         self,
         state: Kept,
-        weights: Float[Array, "B R"],
+        weights: Weights,
         p: Float[Array, "B J V"],
         view_probs: Float[Array, "R B J V"],
         valid: Bool[Array, "B J"],
@@ -136,21 +138,21 @@ class Weighting(ABC, Generic[Kept]):
 
 
 @dataclass(frozen=True)
-class Static(Weighting[Float[Array, "B R"]]):
+class Static(Weighting[Weights]):
     """Keep the initial weights (IbED)."""
 
     name = "static"
     hard_labels: ClassVar = True
 
-    def init(self, weights: Float[Array, "B R"]) -> Float[Array, "B R"]:
+    def init(self, weights: Weights) -> Weights:
         return weights
 
-    def weights(self, state: Float[Array, "B R"], keys: Array) -> Float[Array, "B R"]:
+    def weights(self, state: Weights, keys: Array) -> Weights:
         return state
 
     def observe(
-        self, state: Float[Array, "B R"], weights: Array, p: Array, view_probs: Array, valid: Array
-    ) -> Float[Array, "B R"]:
+        self, state: Weights, weights: Array, p: Array, view_probs: Array, valid: Array
+    ) -> Weights:
         return state
 
 
@@ -165,7 +167,7 @@ class Random(Static):
     name = "random"
     draw: Literal["dirichlet", "uniform"] = "dirichlet"
 
-    def weights(self, state: Float[Array, "B R"], keys: Array) -> Float[Array, "B R"]:
+    def weights(self, state: Weights, keys: Array) -> Weights:
         # Exponential variates over their sum are Dirichlet(1, ..., 1).
         draw = jax.random.exponential if self.draw == "dirichlet" else jax.random.uniform
         variates = jnp.maximum(jax.vmap(lambda key: draw(key, state.shape[1:]))(keys), TINY)
@@ -175,8 +177,8 @@ class Random(Static):
 class Scores(struct.PyTreeNode):
     """Hold the state of an adaptive rule: O(points) for each row and place of the window."""
 
-    initial: Float[Array, "B R"]
-    weights: Float[Array, "B R"]
+    initial: Weights
+    weights: Weights
     """Weights of the next block."""
     count: Int[Array, " B"]
     """Number of verified places so far."""
@@ -195,10 +197,7 @@ class Adaptive(Weighting[Scores]):
 
     @abstractmethod
     def score(
-        self,
-        p: Float[Array, "B J V"],
-        view_probs: Float[Array, "R B J V"],
-        weights: Float[Array, "B R"],
+        self, p: Float[Array, "B J V"], view_probs: Float[Array, "R B J V"], weights: Weights
     ) -> Float[Array, "B J measures points"]:
         """Return the scores of views or mixtures at each place of a block.
 
@@ -206,13 +205,13 @@ class Adaptive(Weighting[Scores]):
         """
 
     @abstractmethod
-    def choose(self, scores: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
+    def choose(self, scores: Array, initial: Array, vocabulary: int) -> Weights:
         """Return the next weights.
 
         scores: Sums of the window's scores, [B, measures, points].
         """
 
-    def init(self, weights: Float[Array, "B R"]) -> Scores:
+    def init(self, weights: Weights) -> Scores:
         batch, views = weights.shape
         p = jax.ShapeDtypeStruct((batch, 1, 1), jnp.float32)
         each = jax.ShapeDtypeStruct((views, batch, 1, 1), jnp.float32)
@@ -220,7 +219,7 @@ class Adaptive(Weighting[Scores]):
         ring = jnp.zeros((batch, self.window or 1, *shape))
         return Scores(weights, weights, jnp.zeros(batch, jnp.int32), ring)
 
-    def weights(self, state: Scores, keys: Array) -> Float[Array, "B R"]:
+    def weights(self, state: Scores, keys: Array) -> Weights:
         return state.weights
 
     def observe(
