@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxspec.config import RotaryConfig
 from jaxspec.sharding import constrain, row_major, shard_count
-from jaxspec.typing import Array, Float, Int, Params, Queries
+from jaxspec.typing import Array, Float, Int, Params
 
 INIT = jax.jit(nn.initializers.normal(0.02), static_argnums=(1, 2))
 
@@ -308,12 +308,12 @@ def _yarn_kept(config: RotaryConfig) -> np.ndarray:
 
 
 def rotate(
-    x: Queries,
+    x: Float[Array, "B T N H"],
     positions: Int[Array, "B T"] | Int[Array, "B axes T"],
     inverse: np.ndarray,
     scale: float = 1.0,
     axes: np.ndarray | None = None,
-) -> Queries:
+) -> Float[Array, "B T N H"]:
     """Return x rotated by its positions, in the half-split order of Hugging Face's Llama.
 
     Args:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxspec.config import Gemma4VisionConfig
 from jaxspec.models.attention import attend_within
 from jaxspec.models.layers import ACTIVATIONS, INIT, Dense, RMSNorm, call_layer, rotate, wide
-from jaxspec.typing import Array, Float, Int, Queries
+from jaxspec.typing import Array, Float, Int
 
 
 class Linear(nn.Module):
@@ -71,8 +71,8 @@ class Attention(nn.Module):
         return Linear(c.hidden_size, c, name="o_proj")(out.reshape(*x.shape[:2], width))
 
     def _rotated(
-        self, heads: Queries, position: Int[Array, "B T 2"], scale: float = 1.0
-    ) -> Queries:
+        self, heads: Float[Array, "B T N H"], position: Int[Array, "B T 2"], scale: float = 1.0
+    ) -> Float[Array, "B T N H"]:
         half = self.config.head_dim // 2
         inverse = self.config.rope_theta ** -(np.arange(0, half, 2) / half)
         parts = (
