@@ -169,18 +169,14 @@ def _check_drafts(drafting: Drafting, parts: Mixture) -> None:
     if not listing:
         refuse_set(drafting, OF_DRAFTS, "needs a draft; give --draft, or leave it out")
     if not drafting.draft:
-        refuse_set(
-            drafting, ["draft_revision"], "needs --draft with a hub id; give one, or leave it out"
-        )
+        why = "needs --draft with a hub id; give one, or leave it out"
+        refuse_set(drafting, ["draft_revision"], why)
         refuse_set(drafting, ["draft_weights"], "needs --draft; give one, or leave it out")
     if parts.head is None:
         refuse_set(drafting, ["draft_images"], "needs a head; give --draft, or leave it out")
     if len(parts.names) == 1:
-        refuse_set(
-            drafting,
-            ["weighting"],
-            f"{listing} drafts alone; add --draft or --views, or leave it out",
-        )
+        why = f"{listing} drafts alone; add --draft or --views, or leave it out"
+        refuse_set(drafting, ["weighting"], why)
     reads = needs_captioner(parts.views, drafting.captioner)
     if drafting.captioner is not None:
         if not reads:

@@ -287,8 +287,6 @@ def with_words(text: RotaryConfig, tensors: Arrays) -> Arrays:
     ordered = {
         name: np.ascontiguousarray(tensors[name][order]) for name in _BY_WORD if name in tensors
     }
-    d2t, t2d = (
-        vocabulary[order] - np.arange(len(vocabulary)),
-        np.isin(np.arange(text.vocab_size), vocabulary),
-    )
+    d2t = vocabulary[order] - np.arange(len(vocabulary))
+    t2d = np.isin(np.arange(text.vocab_size), vocabulary)
     return {**tensors, **ordered, "d2t": d2t, "t2d": t2d}

@@ -198,13 +198,9 @@ def _read_blocks(window: int | None, k: Array, v: Array, q: Array, bounds: Bound
         keys, values = (jax.lax.dynamic_slice_in_dim(leaf, start, BLOCK, axis=2) for leaf in (k, v))
         slot = start + jnp.arange(BLOCK)
         visible = (block * BLOCK <= slot) & bounds.visible(slot, window)
-        scores = (
-            jnp.einsum("BKQH,BKSH->BKQS", rows, keys, preferred_element_type=jnp.float32)
-            * width**-0.5
-        )
-        scores = jnp.where(
-            visible[:, None, None], scores.reshape(batch, k.shape[1], -1, count, BLOCK), -jnp.inf
-        )
+        scores = jnp.einsum("BKQH,BKSH->BKQS", rows, keys, preferred_element_type=jnp.float32)
+        scores = (scores * width**-0.5).reshape(batch, k.shape[1], -1, count, BLOCK)
+        scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
         scores = scores.reshape(*rows.shape[:-1], BLOCK)
         larger = jnp.maximum(most, scores.max(axis=-1))
         shrunk, probs = jnp.exp(most - larger), jnp.exp(scores - larger[..., None])
@@ -277,10 +273,8 @@ def attend_freely(
     mask: Bool[Array, "... Q P"] | None = None,
 ) -> Float[Array, "... Q N H"]:
     """Return attention to all keys, as in towers, or to those that `mask` marks."""
-    scores = (
-        jnp.einsum("...QNH,...PNH->...NQP", q, k, preferred_element_type=jnp.float32)
-        * q.shape[-1] ** -0.5
-    )
+    scores = jnp.einsum("...QNH,...PNH->...NQP", q, k, preferred_element_type=jnp.float32)
+    scores *= q.shape[-1] ** -0.5
     if mask is not None:
         scores = jnp.where(mask[..., None, :, :], scores, -jnp.inf)
     probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)

@@ -113,14 +113,9 @@ class Alternating(proposals.Collaboration):
 
             def check() -> proposals.Checked:
                 slots = (state.count[:, None] + jnp.arange(run)) % pending.logits[0].shape[1]
-                scores = jnp.stack(
-                    [
-                        logits[:, :run]
-                        if m == model
-                        else jnp.take_along_axis(ring, slots[..., None], axis=1)
-                        for m, ring in enumerate(pending.logits)
-                    ]
-                )
+                at = partial(jnp.take_along_axis, indices=slots[..., None], axis=1)
+                scores = _replaced(tuple(map(at, pending.logits)), model, logits[:, :run])
+                scores = jnp.stack(scores)
                 return proposals.check_run(params, state, scores, drafted, owner, options)
 
             none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(check))

@@ -263,21 +263,17 @@ class DFlashConfig(HeadConfig):
             reads_token = {"confidence_head_with_markov": self.confidence > out["hidden_size"]}
             kind |= {"enable_confidence_head": self.confidence > 0}
             kind |= reads_token if self.confidence else {}
+        kind |= {} if self.causal else {"is_causal": False}
         layer_types = {"layer_types": [FULL] * self.text_config.num_hidden_layers}
-        return (
-            layer_types
-            | out
-            | kind
-            | ({} if self.causal else {"is_causal": False})
-            | {
-                "architectures": [ARCHITECTURES[dspark + self.is_gemma]],
-                "block_size": self.slots_of(self.gamma),
-                "num_target_layers": self.target_depth or self.target_layers[-1] + 1,
-                "draft_vocab_size": self.text_config.scored_tokens,
-                "sample_from_anchor": self.anchored,
-                "jaxspec": {"target_hash": self.target_hash, "target_name": self.target_name},
-            }
-        )
+        return {
+            **(layer_types | out | kind),
+            "architectures": [ARCHITECTURES[dspark + self.is_gemma]],
+            "block_size": self.slots_of(self.gamma),
+            "num_target_layers": self.target_depth or self.target_layers[-1] + 1,
+            "draft_vocab_size": self.text_config.scored_tokens,
+            "sample_from_anchor": self.anchored,
+            "jaxspec": {"target_hash": self.target_hash, "target_name": self.target_name},
+        }
 
 
 def _qwen3_layers(
