@@ -57,9 +57,8 @@ def test_projector(pair):
     features = features.astype(np.float32)
     with torch.no_grad():
         theirs = model.model.multi_modal_projector(torch.tensor(features))
-    ours = Llava(checkpoint.config).projector().apply(
-        {"params": checkpoint.params["multi_modal_projector"]}, jnp.asarray(features)
-    )
+    params = checkpoint.params["multi_modal_projector"]
+    ours = Llava(checkpoint.config).projector().apply({"params": params}, jnp.asarray(features))
     hf.assert_close(ours, theirs)
 
 
