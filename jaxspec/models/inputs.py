@@ -183,10 +183,12 @@ def image_ends(
 
 
 def show_images(
-    embeds: Float[Array, "B L D"], table: Float[Array, "B features D"], rows: PromptRows
+    embeds: Float[Array, "B L D"],
+    table: Float[Array, "B features D"],
+    sources: Int[Array, "B L blended"],
+    blend: Float[Array, "B L blended"] | None,
 ) -> Float[Array, "B L D"]:
     """Return prompt embeddings with the features of image slots. NEWLINE is the last row."""
-    sources, blend = rows.sources, rows.blend
     at = jnp.clip(jnp.where(sources == NEWLINE, table.shape[1] - 1, sources), 0, table.shape[1] - 1)
     features = jnp.take_along_axis(table, at[..., 0, None], axis=1)
     if blend is not None:

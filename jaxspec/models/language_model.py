@@ -66,7 +66,8 @@ class LanguageModel:
             embeds = jnp.pad(embeds, ((0, 0), (0, 0), (0, stacked * embeds.shape[-1])))
         if features is None or rows.sources is None:
             return embeds
-        return show_images(embeds, self._apply_model(params, "project", features, pool), rows)
+        table = self._apply_model(params, "project", features, pool)
+        return show_images(embeds, table, rows.sources, rows.blend)
 
     def prefill(
         self,
