@@ -201,11 +201,8 @@ def _notes(
             f"Captions: {caption_ms:.3g} ms an image, made once for all rows; not in the speed-ups."
             + (TORCH_CAPTIONS if config.captioner and runs_torch(config.captioner) else "")
         )
-    return [
-        *notes,
-        *(f"Left out: {line}." for line in by_reason(config.left_out)),
-        *failures(failed),
-    ]
+    left_out = [f"Left out: {line}." for line in by_reason(config.left_out)]
+    return [*notes, *left_out, *failures(failed)]
 
 
 def averaged(config: EvalConfig, sets: Sequence[str]) -> dict[str, list[str]]:
@@ -240,7 +237,7 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
     columns |= {"R(KL)": loss("regret_kl"), "R(rej.)": loss("regret_rejections")}
     columns["R(miss.)"] = loss("regret_misses")
     notes = [
-        f"{config.limit} samples of each of {len(config.sets)} sets; rules replayed on the "
+        f"{sample_counts(rows)} samples of each of {len(config.sets)} sets; rules replayed on the "
         "target's greedy answers. tau: tokens per pass. KL: KL(p, mixture) a token in nats; "
         "rejected: 1 - sum min(p, mixture), both at temperature 1; missed: share of tokens where "
         "the likeliest differ.",

@@ -19,12 +19,22 @@ from pathlib import Path
 
 from eval.lib.collaborative.config import CollaborativeEvalConfig
 from eval.lib.collaborative.figures import draw_sweep
-from eval.lib.collaborative.pairings import METHODS, SWEEP, measure
+from eval.lib.collaborative.pairings import JUDGED, METHODS, SWEEP, measure
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.published import papers_of, sources
 from eval.lib.output.intervals import CYCLES, check_row, interval_table
 from eval.lib.output.report import Run
-from eval.lib.output.tables import Label, Record, Table, cell, failures, number, percent, pivot
+from eval.lib.output.tables import (
+    Label,
+    Record,
+    Table,
+    cell,
+    failures,
+    number,
+    percent,
+    pivot,
+    sample_counts,
+)
 from eval.lib.questions.quality import MEASURES, quality, rouge_scorer
 from eval.lib.questions.run_code import RunsCode
 from jaxspec.command import input_errors, script_name
@@ -125,11 +135,7 @@ def methods_table(
         "same": cell("token_identity_rate", percent),
     }
     lines = [((row["pairing"], row["dataset"], row["row"]), row) for row in rows]
-    notes = [
-        *_methods_notes(config, rows),
-        *sources(config, papers),
-        *failures(failed),
-    ]
+    notes = [*_methods_notes(config, rows), *sources(config, papers), *failures(failed)]
     labels = "models", "set", "method"
     return pivot("Collaborative decoding", labels, lines, columns, printed, notes)
 
@@ -138,15 +144,18 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
     """Return the sentences below the table of methods, without the papers'."""
     judged = dict.fromkeys(row["dataset"] for row in rows if row["quality"] is not None)
     measures = ", ".join(f"{MEASURES.get(name, 'accuracy')} on {name}" for name in judged)
+    all_samples, timed = (
+        sample_counts([row for row in rows if (row["row"] in JUDGED) is answers_all])
+        for answers_all in (True, False)
+    )
     device = rows[0]["device"] if rows else "no device"
     forms: dict[str, list[str]] = {}
     for pairing in config.pairings:
         forms.setdefault(FORMS[config.in_chat_form(pairing)], []).append(pairing.name)
     notes = [
         f"One request at a time, {config.max_new_tokens} new tokens, {config.dtype}, {device}. "
-        f"standard and CoS answer {config.limit} samples a set, the other methods the first "
-        f"{min(config.timed, config.limit)}, and speeds are of those. Lists are of models, in "
-        "their order.",
+        f"standard and CoS answer {all_samples} samples a set, the other methods the first "
+        f"{timed}, and speeds are of those. Lists are of models, in their order.",
         "speed-up: decode tokens/s over standard collaborative decoding of the same requests; "
         "whole calls: the same with prefill, as the paper's code counts; 95 %: of these, bootstrap "
         "over samples, in the last run. speculative: naive with "
@@ -157,24 +166,21 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
         "the proposer's alpha. Cor. 3.4, 3.5: least speed-up of naive at its best draft length, "
         "with this proposer, and with the better of the two.",
         "nats: of the reference answers' tokens under the combination, at temperature 1. quality: "
-        f"of the answers to {config.limit} samples a set, decoded once, "
+        f"of the answers to {all_samples} samples a set, decoded once, "
         f"{measures or 'which nothing judges'}. same: answers equal to standard collaborative "
         "decoding's, at temperature 0.",
         *(f"Asked {form}: {'; '.join(names)}." for form, names in forms.items()),
         *([RELEASED] if config.released else []),
     ]
     for (name, dataset), row in {(row["pairing"], row["dataset"]): row for row in rows}.items():
-        left_out = row["left_out"]
-        notes.append(
+        note = (
             f"{name} on {dataset}: alone {_list(row['held_out_nats_alone'], 3)} nats; standard "
             "decoding with each model on a device of its own would be "
             f"{row['speedup_parallel_at_most']:.2f} times as fast at most."
-            + (
-                f" Prompts left out, as longer than a model's context: {left_out}."
-                if left_out
-                else ""
-            )
         )
+        if left_out := row["left_out"]:
+            note += f" Prompts left out, as longer than a model's context: {left_out}."
+        notes.append(note)
     return notes
 
 

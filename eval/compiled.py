@@ -109,8 +109,10 @@ def main(
         raise InputError("target_weights: training reads no int8 weights; leave `train` out")
     changes = {f"{target_weights} target": target_weights, f"tree {tree}": tree}
     title = ", ".join([preset, *(text for text, value in changes.items() if value), *xla])
+    # Longer blocks and trees have one width, and prefill and training have none.
     variants: dict[tuple[Name, int | None], None] = dict.fromkeys(
-        (name, own_width(config, name, width)) for name, width in product(programs, widths)
+        (name, None if name in WHOLE else assembled(config, name, width)[0].width)
+        for name, width in product(programs, widths)
     )
     with Run(preset, arguments, out) as run:
         for chip in chips:
@@ -131,11 +133,6 @@ class Shape(NamedTuple):
     prompt: int
     new: int
     tiles: int
-
-
-def own_width(config: LatencyConfig, name: Name, width: int) -> int | None:
-    """Return the tokens that a target pass of the program reads; None where there is no loop."""
-    return None if name in WHOLE else assembled(config, name, width)[0].width
 
 
 def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
@@ -259,11 +256,8 @@ def training_step(config: LatencyConfig, devices: list[Any], shape: Shape) -> tu
 def compiled_table(title: str, shape: Shape, rows: list[Record]) -> Table:
     """Return a line per program."""
 
-    def kind(row: Record) -> str:
-        return row["chips"].partition(":")[0]
-
     def time_of(row: Record, cycles: float) -> str:
-        return number(computing_ms(kind(row), cycles))
+        return number(computing_ms(row["chips"].partition(":")[0], cycles))
 
     def label(row: Record) -> tuple[str, ...]:
         peak = number(row["peak_gib"]) + ("" if row["fits"] else ": does not fit")

@@ -27,26 +27,17 @@ from tqdm import tqdm
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.comparison import Group, first_prompt, requests_of
 from eval.lib.drafts.config import EvalConfig
-from eval.lib.drafts.loading import load_model, load_models, split_name, split_view
+from eval.lib.drafts.loading import load_model, load_models, named_places, split_view
 from eval.lib.drafts.published import Published, papers_of, sources
 from eval.lib.output.intervals import interval
 from eval.lib.output.report import Run, progress
 from eval.lib.output.tables import Record, Table, has, mean, number, percent, sample_counts
 from eval.lib.questions.prompts import prompt_records
-from eval.lib.questions.quality import (
-    MEASURES,
-    accuracy,
-    meteor,
-    quality,
-    references,
-    rouge_l,
-    rouge_scorer,
-)
+from eval.lib.questions.quality import MEASURES, METRICS, judge, rouge_scorer
 from eval.lib.questions.run_code import RunsCode
 from eval.lib.standins.replay import RecordedTarget, engine_of
 from jaxspec.command import input_errors, script_name
-from jaxspec.config import LlavaConfig, text_config
-from jaxspec.data.samples import Sample
+from jaxspec.config import LlavaConfig, text_config, with_text
 from jaxspec.decoding.collaboration.combination import parse_combination
 from jaxspec.engine.config import Batching
 from jaxspec.engine.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
@@ -56,7 +47,6 @@ from jaxspec.prompts.rows import rewrite
 from jaxspec.prompts.views import VIEWS
 from picturebook import probe_set
 
-METRICS = ("accuracy", "pass@1", "rouge_l", "meteor")
 PART = 32
 """Answers of a model that are saved together."""
 
@@ -84,6 +74,11 @@ class Options(RunsCode):
     def __post_init__(self) -> None:
         if self.attributes < 0:
             raise InputError(f"attributes: {self.attributes}; give a whole number, 0 or more")
+        if self.attributes and (self.text_only or self.combinations):
+            raise InputError(
+                f"attributes: {self.attributes}; asked of single models with their images, so "
+                "leave out --text-only and --combinations"
+            )
         for combination in self.combinations:
             parse_combination(combination, 2)
 
@@ -97,8 +92,9 @@ def main(args: Sequence[str] | None = None) -> None:
         models = {"target": (target, "M")} | ({"draft": (draft, "M")} if draft else {})
         if options.combinations and (draft is None or isinstance(target, RecordedTarget)):
             raise InputError("combinations: they need the weights of a target and of a draft model")
-        for name, directory in map(split_name, options.drafts):
-            path, view = split_view(directory)
+        places = named_places("drafts", options.drafts, {*models, *options.combinations})
+        for name, place in places.items():
+            path, view = split_view(place)
             models[name] = load_model(path, config.dtype, config.tiles, target), view or "M"
         run.restore()
         if options.attributes:
@@ -109,11 +105,7 @@ def main(args: Sequence[str] | None = None) -> None:
                     run.add([{"model": name} | shares])
                 run.write(attributes_table(options.attributes, run.rows))
         else:
-            before = run.rows, run.records
-            parts = measure_quality(
-                config, models, options.text_only, options.combinations, options.run_code, before
-            )
-            places = dict(map(split_name, options.drafts))
+            parts = measure_quality(config, models, options, run.rows, run.records)
             run.collect(parts, lambda: [quality_table(config, run.rows, places)])
 
 
@@ -127,9 +119,8 @@ def attributes_table(per_kind: int, rows: Sequence[Record]) -> Table:
 def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
     """Return the share of right answers to the test split's attribute questions, by kind."""
     samples = probe_set(per_kind)
-    requests = [
-        Request(engine.encoder.prompt(sample.question(0)), max_new_tokens=32) for sample in samples
-    ]
+    prompts = [engine.encoder.prompt(sample.question(0)) for sample in samples]
+    requests = [Request(prompt, max_new_tokens=32) for prompt in prompts]
     right: dict[str, list[bool]] = defaultdict(list)
     for sample, result in zip(samples, engine.generate(requests), strict=True):
         for probe in sample.probes:
@@ -163,19 +154,16 @@ def combined(
 def measure_quality(
     config: EvalConfig,
     models: Mapping[str, tuple[LoadedModel, str]],
-    text_only: bool = False,
-    combinations: Sequence[str] = (),
-    run_code: bool = False,
-    before: tuple[Sequence[Record], Sequence[Record]] = ((), ()),
+    options: Options,
+    rows: Sequence[Record],
+    answered: Sequence[Record],
 ) -> Iterator[Group]:
     """Judge plain answers to first turns; yield the records of each part, and the row of each set.
 
     Args:
       models: Each model by its name in the table, with the view in which it sees images.
-      text_only: Ask each model a second time without the images.
-      combinations: Combinations of `target` and `draft` that answer too.
-      run_code: Run the answers to HumanEval; without it they are not judged.
-      before: Rows and records of a stopped run, which are not measured again.
+      rows: Rows of a stopped run, which are not measured again.
+      answered: Records of a stopped run, whose answers are judged already.
 
     All models have the first one's context length: a draft reads beyond its trained positions, as
     it does when it drafts.
@@ -188,12 +176,11 @@ def measure_quality(
     for name, (model, view) in models.items():
         wide = _with_context(model, context)
         engines.append((name, answering(wide, view, plain), False))
-        if text_only:
+        if options.text_only:
             engines.append((f"{name}, text-only", answering(wide, "M", plain), True))
-    for combination in combinations:
+    for combination in options.combinations:
         pair = [_with_context(models[name][0], context) for name in ("target", "draft")]
         engines.append((combination, combined(pair, combination, plain), False))
-    rows, answered = before
     bar = progress(len(config.sets) * len(engines), "quality", done=len(rows))
     for dataset in config.sets:
         samples = config.samples(dataset)
@@ -213,7 +200,7 @@ def measure_quality(
                 judged = [
                     part_fields
                     | {"sample": sample.id, "text": result.text, "tokens": len(result.tokens)}
-                    | judge(sample, result.text, run_code)
+                    | judge(sample, result.text, options.run_code)
                     for sample, result in zip(samples[part], results, strict=True)
                 ]
                 records += judged
@@ -238,21 +225,8 @@ def summary(records: Sequence[Record]) -> Record:
 def without_images(encoder: PromptEncoder, prompt: Prompt) -> Prompt:
     """Return the prompt with view T's text in place of each image."""
     replacements = [VIEWS["T"].substitute(encoder, "")] * len(prompt.images)
-    return replace(
-        prompt, tokens=rewrite(prompt.tokens, encoder.image_token, replacements).tokens, images=()
-    )
-
-
-def judge(sample: Sample, answer: str, run_code: bool = False) -> dict[str, float | None]:
-    """Return the measures of an answer to a sample's first question; None if they do not apply."""
-    answers = references(sample)
-    scores: dict[str, float | None] = dict.fromkeys(METRICS)
-    if MEASURES.get(sample.dataset) == "pass@1":
-        scores["pass@1"] = quality(sample, answer, run_code)
-    elif answers:
-        scores["accuracy"] = accuracy(sample, answer)
-        scores |= {"rouge_l": rouge_l(answers, answer), "meteor": meteor(answers, answer)}
-    return scores
+    tokens = rewrite(prompt.tokens, encoder.image_token, replacements).tokens
+    return replace(prompt, tokens=tokens, images=())
 
 
 def quality_table(
@@ -283,6 +257,9 @@ def quality_table(
     described = [row for row in rows if row["rouge_l"] is not None]
     if described and all(row["meteor"] is None for row in described):
         notes.append("meteor is left out: nltk's `wordnet` corpus is not on this machine.")
+    programs = [row for row in rows if MEASURES.get(row["dataset"]) == "pass@1"]
+    if programs and all(row["pass@1"] is None for row in programs):
+        notes.append("pass@1 is left out: only --run-code runs the programs.")
     measured_sets = set(config.sets)
     notes += sources(config, [paper for paper in papers if measured_sets & paper.columns])
     return Table("Quality of plain answers", header, cells, notes)
@@ -317,8 +294,7 @@ def scored(row: Record, metric: str) -> str:
 def _with_context(model: LoadedModel, positions: int) -> LoadedModel:
     if not isinstance(model.config, LlavaConfig):
         return model
-    text = replace(model.config.text_config, max_position_embeddings=positions)
-    return replace(model, config=replace(model.config, text_config=text))
+    return replace(model, config=with_text(model.config, max_position_embeddings=positions))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 from operator import itemgetter
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from zlib import crc32
 
 import numpy as np
@@ -57,7 +57,7 @@ SAMPLING = "sampling"
 
 @dataclass(frozen=True)
 class Options:
-    unread: ClassVar = ("each_follow_up", "repeats", "times", "trace")
+    unread: ClassVar = ("each_follow_up", "batch_size", "repeats", "times", "trace")
     out: Path = Path("runs/exactness/PRESET")
     """Directory for results.json, records.jsonl and table.md."""
     gammas: tuple[int, ...] = (1, 3, 5, 7)
@@ -92,10 +92,11 @@ def main(args: Sequence[str] | None = None) -> None:
             "have temperatures of their own; leave it out"
         )
     with Run(preset, vars(config) | vars(options), options.out) as run:
-        models = load_models(config)
+        batched = replace(config, batch_size=max(options.batches))
+        models = load_models(batched)
         full = None
         if options.full_weights:
-            full = load_models(replace(config, target_weights=None, draft=())).target
+            full = load_models(replace(batched, target_weights=None, draft=())).target
         run.restore()
         parts = measure_identity(config, models, options.gammas, options.batches, run.rows, full)
         if options.draws:
@@ -184,17 +185,12 @@ def measure_identity(
     plain = references[batches[0]]
     variants = [
         (row, gamma, batch)
-        for row in config.rows
-        for gamma in gammas
-        for batch in batches
+        for row, gamma, batch in product(config.rows, gammas, batches)
         if not has(before, row=row.name, gamma=gamma, batch=batch, temperature=0.0)
     ]
-    answered: list[
-        tuple[Record, list[Prompt], list[Request], dict[int, list[tuple[int, ...]]]]
-    ] = []
+    answered: list[tuple[Record, list[Prompt], list[Request], dict[int, list[Any]]]] = []
     parts = list(replace(config, each_follow_up=False).parts()) if variants else []
-    work = len(parts) * (1 + len(variants))
-    with progress(work, "identity") as bar:
+    with progress(len(parts) * (1 + len(variants)), "identity") as bar:
         for part in parts:
             bar.set_postfix_str(f"plain {part['dataset']}", refresh=False)
             with config.named(part["dataset"]):
@@ -220,26 +216,17 @@ def measure_identity(
                     divergence(reference, prompt, answer, result.tokens)
                     for prompt, answer, result in zip(prompts, expected, results, strict=True)
                 ]
-                parted = [difference for difference in apart if difference]
-                gaps = [
-                    difference.logit_gap
-                    for difference in parted
-                    if difference.logit_gap is not None
-                ]
+                parted = [each for each in apart if each]
+                gaps = [each.logit_gap for each in parted if each.logit_gap is not None]
                 where = engine_fields(row.name, engine, config) | part
-                rows.append(
-                    where
-                    | {
-                        "samples": len(results),
-                        "token_identity_rate": 1 - len(parted) / len(apart),
-                        "first_divergence": min(
-                            (difference.index for difference in parted), default=None
-                        ),
-                        "largest_logit_gap": max(gaps, default=None),
-                        "target_bytes": target.report and target.report.nbytes,
-                    }
-                    | acceptance_metrics([result.stats for result in results])
-                )
+                identity = {
+                    "samples": len(results),
+                    "token_identity_rate": 1 - len(parted) / len(apart),
+                    "first_divergence": min((each.index for each in parted), default=None),
+                    "largest_logit_gap": max(gaps, default=None),
+                    "target_bytes": target.report and target.report.nbytes,
+                }
+                rows.append(where | identity | acceptance_metrics([r.stats for r in results]))
                 records += [
                     where
                     | {"sample": prompt.sample, "tokens": len(result.tokens)}
@@ -331,9 +318,8 @@ def chi_square(first: Sequence[Hashable], second: Sequence[Hashable]) -> ChiSqua
     expected = cells.sum(0) * share[:, None]
     statistic = float((np.square(cells - expected) / expected).sum())
     degrees = cells.shape[1] - 1
-    return ChiSquare(
-        statistic, degrees, float(gammaincc(degrees / 2, statistic / 2)) if degrees else 1.0
-    )
+    p_value = float(gammaincc(degrees / 2, statistic / 2)) if degrees else 1.0
+    return ChiSquare(statistic, degrees, p_value)
 
 
 if __name__ == "__main__":

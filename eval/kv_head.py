@@ -12,7 +12,7 @@ Writes results.json, records.jsonl, prompts.jsonl and table.md into --out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from eval.lib.drafts.command_line import parse_command
 from eval.lib.drafts.comparison import Group, compare
 from eval.lib.drafts.config import EvalConfig, Variant
-from eval.lib.drafts.loading import load_model, load_models, split_name, split_view
+from eval.lib.drafts.loading import load_model, load_models, named_places, split_view
 from eval.lib.drafts.published import papers_of, sources
 from eval.lib.output.intervals import check_row, interval_table
 from eval.lib.output.report import Run
@@ -75,20 +75,15 @@ def main(args: Sequence[str] | None = None) -> None:
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         models = load_models(config)
         target = models.target
-        trained_head = next(
-            (draft for draft in models.drafts if isinstance(draft, LoadedHead)), None
-        )
-        if trained_head is None:
+        trained = [draft for draft in models.drafts if isinstance(draft, LoadedHead)]
+        if not trained:
             raise InputError(f"preset {preset}: has no KV head; give one with --draft")
-        heads = {"KV head": trained_head} | (ablations(trained_head) if options.untrained else {})
+        heads = {"KV head": trained[0]} | (ablations(trained[0]) if options.untrained else {})
         rows = [row.name for row in config.rows]
-        check_names([*rows, *heads], options.heads, options.baselines)
-        for name, path in map(split_name, options.heads):
-            heads[name] = LoadedHead.load(path, target)
-        drafts = {
-            name: separate_draft(config, target, directory)
-            for name, directory in map(split_name, options.baselines)
-        }
+        more_heads = named_places("heads", options.heads, {*rows, *heads})
+        baselines = named_places("baselines", options.baselines, {*rows, *heads, *more_heads})
+        heads |= {name: LoadedHead.load(path, target) for name, path in more_heads.items()}
+        drafts = {name: separate_draft(config, target, at) for name, at in baselines.items()}
         check_row(options.against, [*rows, *drafts, *heads])
         plain = Engine(target, None, config.plain())
 
@@ -103,24 +98,13 @@ def main(args: Sequence[str] | None = None) -> None:
                 yield from compare(part, plain, engines, run.rows, run.keep)
 
         run.restore()
-        places = dict(map(split_name, (*options.heads, *options.baselines)))
 
         def tables() -> list[Table]:
-            whole = draft_table(config, run.rows, run.failed, places)
+            whole = draft_table(config, run.rows, run.failed, more_heads | baselines)
             labels, every = {"draft": "row", "gamma": "gamma", "turn": "turn"}, {"avg": config.sets}
             return [whole, interval_table(run.records, labels, every, options.against)]
 
         run.collect(parts(), tables)
-
-
-def check_names(names: Iterable[str], heads: Sequence[str], baselines: Sequence[str]) -> None:
-    """Raise InputError where NAME=DIRECTORY of --heads or --baselines names a row a second time."""
-    taken = {*names}
-    for option, entries in (("heads", heads), ("baselines", baselines)):
-        for name, _ in map(split_name, entries):
-            if name in taken:
-                raise InputError(f"{option}: there is a row {name!r} already; give another name")
-            taken.add(name)
 
 
 COUNTS = {"alpha": "draft_acceptance_rate", "tau": "tokens_per_pass"}

@@ -107,9 +107,8 @@ def main(
         for b, r in product(batches, views):
             works.append(("forced", f"forced, B={b}, R={r}", partial(measure_forced, pair, b, r)))
         for b in batches:
-            works.append(
-                ("mixtures", f"mixtures, B={b}", partial(measure_mixtures, pair, RULES, b))
-            )
+            work = partial(measure_mixtures, pair, RULES, b)
+            works.append(("mixtures", f"mixtures, B={b}", work))
         works.append(("flops", "flops", partial(count_flops, config)))
         works.append(("startup", "host", partial(measure_host, *models, calls)))
         for part, name, measure in works:

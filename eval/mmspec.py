@@ -46,14 +46,7 @@ from eval.lib.questions.mmspec_files import (
 )
 from eval.lib.questions.sets import MMSPEC
 from eval.lib.recorded.config import RecordedConfig
-from eval.lib.recorded.table import (
-    measure,
-    recorded_figure,
-    recorded_table,
-    records_of,
-    rows_of,
-    summary_answers,
-)
+from eval.lib.recorded.table import replay_recorded
 from eval.lib.standins.replay import RecordedTarget, engine_of
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.samples import Sample
@@ -127,17 +120,6 @@ def answer_conversations(config: EvalConfig, run: Run) -> None:
     _write_summary(run, answers)
 
 
-def replay_recorded(config: RecordedConfig, run: Run) -> None:
-    """Measure drafts against recorded answers, next to the counts of published methods."""
-    conversations, methods = measure(config)
-    run.rows = rows_of(config, conversations, methods)
-    run.records = list(records_of(conversations, methods))
-    summary = summary_rows(summary_answers(conversations, methods))
-    write_text(run.folder / "summary.csv", summary_csv(summary))
-    write_text(run.folder / "bars.svg", recorded_figure(run.rows, methods))
-    run.write(recorded_table(config, conversations, run.rows))
-
-
 def _write_summary(run: Run, answers: dict[str, list[tuple[Sample, list[Turn]]]]) -> None:
     run.rows = summary_rows(answers)
     write_text(run.folder / "summary.csv", summary_csv(run.rows))
@@ -166,15 +148,8 @@ def converse(
                 prompts[i] = first_prompt(engine.encoder, samples[i])
             else:
                 prompts[i] = next_prompt(engine.encoder, prompts[i], answers[i], samples[i])
-        requests = [
-            Request(
-                prompts[i],
-                config.max_new_tokens,
-                config.temperature,
-                seed=nth_seed(config.seed, first + i),
-            )
-            for i in open_
-        ]
+        how = config.max_new_tokens, config.temperature
+        requests = [Request(prompts[i], *how, seed=nth_seed(config.seed, first + i)) for i in open_]
         with config.named(MMSPEC):
             answers = dict(zip(open_, engine.generate(requests), strict=True))
         for i, result in answers.items():

@@ -44,16 +44,7 @@ from eval.lib.output.report import Run, results_folder
 from eval.lib.output.tables import Record, Table, cell, grouped, has, number, percent, pivot
 from eval.lib.questions.sets import evaluation_set
 from eval.lib.standins.synthetic import synthetic_model
-from eval.lib.times.peer_methods import (
-    ASSISTED,
-    EAGER,
-    GAMMA,
-    PLAIN,
-    Method,
-    measure,
-    ours,
-    theirs,
-)
+from eval.lib.times.peer_methods import ASSISTED, EAGER, GAMMA, PLAIN, Method, measure, ours, theirs
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.options import run_script

@@ -31,16 +31,7 @@ from eval.lib.drafts.config import EvalConfig, Variant
 from eval.lib.drafts.loading import Loaded, load_models
 from eval.lib.output.intervals import interval
 from eval.lib.output.report import Run, progress
-from eval.lib.output.tables import (
-    Record,
-    Table,
-    grouped,
-    has,
-    mean,
-    number,
-    percent,
-    sample_counts,
-)
+from eval.lib.output.tables import Record, Table, grouped, has, mean, number, percent, sample_counts
 from jaxspec.command import input_errors, script_name
 from jaxspec.decoding.plans import Plan
 from jaxspec.decoding.sources.lookup import LOOKUP
@@ -53,7 +44,7 @@ PLAIN, COLD, WARM = "plain", "auto, cold", "auto, warm"
 
 @dataclass(frozen=True)
 class Options:
-    unread: ClassVar = ("rows", "times", "trace")
+    unread: ClassVar = ("rows", "gamma", "times", "trace")
     out: Path = Path("runs/plans/PRESET")
     """Directory for the results."""
 
@@ -196,9 +187,12 @@ def _times(records: Sequence[Record]) -> np.ndarray:
 
 def tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
     """Return the table of speed-ups: a line for each engine, then what hindsight would reach."""
-    parts = list(dict.fromkeys((row["dataset"], row["turn"]) for row in rows))
-    turns = {turn for _, turn in parts}
-    header = [name if len(turns) == 1 else f"{name}, turn {turn}" for name, turn in parts]
+    parts = list(dict.fromkeys((r["dataset"], r["turn"], r.get("follow_up")) for r in rows))
+    several_turns = len({turn for _, turn, _ in parts}) > 1
+    header = [
+        name + f", turn {turn}" * several_turns + (f", {follow_up}" if follow_up else "")
+        for name, turn, follow_up in parts
+    ]
     lines = grouped(rows, itemgetter("row"))
     lines |= {name: lines.pop(name) for name in (COLD, WARM) if name in lines}
     cells = []

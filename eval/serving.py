@@ -75,6 +75,10 @@ def main(
     options = dict(locals())
     if min(clients, default=0) < 1 or min(requests, new) < 1:
         raise InputError(f"clients, requests, new: {clients}, {requests}, {new}; give 1 or more")
+    if target is None and (draft is not None or gamma != "auto"):
+        raise InputError(
+            f"draft {draft}, gamma {gamma}: read only with --target; give it, or leave them out"
+        )
     with Run("serving", options, out, "of one run each") as run:
         run.restore()
         name = model or _listed(url)
@@ -92,8 +96,8 @@ def main(
             for batch in (1, BATCH):
                 if not has(run.rows, clients=0, batch=batch):
                     engine = Engine(loaded, head, EngineConfig(gamma=gamma, batch_size=batch))
-                    asked = [_request(i, new, images) for i in range(requests)]
-                    run.add([offline(engine, batch, asked)])
+                    questions = [_request(i, new, images) for i in range(requests)]
+                    run.add([offline(engine, batch, questions)])
         run.write(table(run.rows))
 
 

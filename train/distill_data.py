@@ -32,12 +32,7 @@ from jaxspec.loading.models import load_draft
 from jaxspec.runtime import parse_dtype
 from jaxspec.sharding import Placement
 from jaxspec.training.loop.signatures import data_signature, model_signature
-from jaxspec.training.regenerate import (
-    Regeneration,
-    losses,
-    regenerate,
-    regenerated,
-)
+from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
 from picturebook.training import named
 
 

@@ -102,9 +102,8 @@ def loss_of(config: LlavaConfig, embeddings: np.ndarray, vocabulary: np.ndarray)
         labels = jnp.asarray(index)[batch["labels"]]
         distances = (tokens**2).sum(-1, keepdims=True) - 2 * tokens @ table.T + (table**2).sum(-1)
         distances = distances / unit
-        entropy = optax.softmax_cross_entropy_with_integer_labels(
-            -SHARPNESS * distances, labels
-        ).mean()
+        logits = -SHARPNESS * distances
+        entropy = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
         off = jnp.take_along_axis(distances, labels[..., None], axis=-1).mean()
         right = distances.argmin(-1) == labels
         return entropy + off, {

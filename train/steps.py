@@ -158,6 +158,8 @@ def main(
     arguments, sizes = dict(locals()), SHAPES[shapes]
     check_all_counts(anchors=anchors)
     check_counts(repeats=repeats)
+    if clone is None and len(anchors) > 1:
+        raise InputError(f"anchors: {anchors}; give one number, or also --clone")
     anchors = anchors or (sizes.length // 8, sizes.length - 1)
     if clone is None:
         count = anchors[0]
@@ -230,11 +232,8 @@ def timed(steps: dict[str, Step], programs: dict[str, Any], repeats: int) -> np.
 
 def trainers_table(name: str, sizes: Shapes, rows: list[Record]) -> Table:
     """Return a line per trainer."""
-    columns = {
-        "places": cell("places"),
-        "state": cell("state_gib", number),
-        "temporaries": cell("temporaries_gib", number),
-    }
+    columns = {"places": cell("places"), "state": cell("state_gib", number)}
+    columns["temporaries"] = cell("temporaries_gib", number)
     if rows[0]["chip"] is not None:
         columns["peak GiB"] = cell("peak_gib", number)
         columns["moved GiB"] = cell("moved_gib", number)
@@ -314,14 +313,8 @@ def specjax_step(shapes: Shapes, clone: Path) -> Step:
         for name in ("models.target.llama", "models.draft.eagle3", "train", "training.optimizer")
     )
     sizes, dtype = shapes.target, jnp.dtype(shapes.dtype)
-    shared = {
-        "vocab_size": sizes.vocab_size,
-        "hidden_size": sizes.hidden_size,
-        "intermediate_size": sizes.intermediate_size,
-        "head_dim": sizes.head_dim,
-        "rope_theta": sizes.rope_theta,
-        "rms_norm_eps": sizes.rms_norm_eps,
-    }
+    names = "vocab_size", "hidden_size", "intermediate_size", "head_dim"
+    shared = {name: getattr(sizes, name) for name in (*names, "rope_theta", "rms_norm_eps")}
     target = llama.LlamaConfig(
         **shared,
         num_hidden_layers=sizes.num_hidden_layers,

@@ -62,6 +62,7 @@ def row_of(pairing: str, dataset: str, name: str) -> Record:
     known |= {
         "call_tokens_per_second": 9.0,
         "left_out": 0,
+        "samples": 100 if name in JUDGED else 8,
         "method": "naive",
         "gammas": [5],
         "default_proposer": 0,
@@ -109,7 +110,7 @@ def test_no_run_of_a_sweep_is_kept_as_one_of_a_method(monkeypatch: pytest.Monkey
     with pytest.raises(StopIteration):
         part.by_turns(programs, [], JUDGED)
     with pytest.raises(StopIteration):
-        part.sweep(references, [])
+        part.sweep(references, [], [])
     assert len(places) == len(programs) + 3  # standard decoding, and CoS of two lengths
     assert len(places) == len(set(places))
 
@@ -182,6 +183,10 @@ def test_the_paper_s_line_stands_below_ours_at_its_length() -> None:
     assert [line[at] for line in table.cells] == ["1.00", "-", "1.00", "1.32", "1.00", "1.52"]
     assert [line[speed] for line in table.cells] == ["9.0", "49.02", "9.0", "-", "9.0", "74.52"]
     assert any(note.startswith("paper: CoS, Tables 2 to 8") for note in table.notes)
+    counts = "standard and CoS answer {} samples a set, the other methods the first 8, and"
+    assert counts.format(100) in table.notes[0]
+    rows[0]["samples"] = rows[2]["samples"] = 97  # where three prompts are too long
+    assert counts.format(97) in methods_table(COS, rows).notes[0]
     assert len(methods_table(replace(COS, max_new_tokens=8), rows).cells) == 3
 
 

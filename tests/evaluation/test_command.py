@@ -228,6 +228,7 @@ def test_a_set_is_named_with_its_file() -> None:
         ("mini --width 1000", "width: 1000; give 1 to 256"),
         ("mini --sets describ", "unknown set 'describ'; did you mean 'describe'"),
         ("mini --sets read --data reed=a.jsonl", "data: 'reed' is a set that is not asked; add it"),
+        ("mini --follow-ups", "follow_ups: none; give one or more kinds"),
     ],
 )
 def test_wrong_words_are_one_line(line: str, message: str) -> None:
@@ -264,6 +265,8 @@ def test_presets_are_well_formed(name: str) -> None:
         (mmspec, "mini --each_follow_up", "each_follow_up"),
         (draft_quality, "mini --repeats 3", "repeats"),
         (exactness, "mini --trace", "trace"),
+        (exactness, "mini --batch-size 4", "batch_size"),
+        (plans, "mini --gamma 3", "gamma"),
         (plans, "mini --rows M", "rows"),
     ],
 )
@@ -294,6 +297,13 @@ def test_help_leaves_out_the_options_that_a_script_does_not_read(
         (lambda: compiled.main("mini", layers=0), "layers: 0; give a whole number"),
         (lambda: steps.main("small", anchors=(0,)), "anchors: 0; give a whole number"),
         (lambda: steps.main("small", repeats=0), "repeats: 0; give a whole number"),
+        (lambda: steps.main("small", anchors=(8, 9)), r"anchors: \(8, 9\); give one number, or"),
+        (lambda: serving.main(draft="mine"), "draft mine, gamma auto: read only with --target"),
+        (
+            lambda: draft_quality.main(["mini", "--attributes", "4", "--text-only"]),
+            "attributes: 4; asked of single models with their images, so leave out --text-only",
+        ),
+        (lambda: mmspec.main(["recorded", "--data"]), "data: no mmspec; give the record's folder"),
         (lambda: peers.main("mini", new=1), "new: 1; give 2 or more"),
         (lambda: peers.main("mini", threads=0), "threads: 0; give a whole number"),
         (lambda: peers.main("coder", data=("gsm=x",)), "data: unknown set 'gsm'; did you mean"),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from configs.eval.aasd import config
-from eval.kv_head import ablations, check_names, draft_table
-from eval.lib.drafts.loading import split_name, split_view
+from eval.kv_head import ablations, draft_table
+from eval.lib.drafts.loading import named_places, split_view
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedHead
@@ -77,10 +77,12 @@ def test_a_line_holds_whole_calls_and_loops_of_each_draft_length() -> None:
 
 
 def test_a_name_of_two_rows_is_refused() -> None:
-    check_names(["KV head"], ["- projector=a"], ["T=b"])
-    for heads, baselines in ((["KV head=a"], []), ([], ["KV head=a"]), (["T=a"], ["T=b"])):
-        with pytest.raises(InputError, match=r"there is a row .* already; give another name"):
-            check_names(["KV head"], heads, baselines)
+    assert named_places("heads", ["- projector=a", "T=b"], ["KV head"]).keys() == {
+        *("- projector", "T")
+    }
+    for entries in (["KV head=a"], ["T=a", "T=b"]):
+        with pytest.raises(InputError, match=r"heads: there is a row .* already; give another nam"):
+            named_places("heads", entries, ["KV head"])
 
 
 def test_ablations_leave_out_what_the_head_reads() -> None:
@@ -117,10 +119,10 @@ def test_the_papers_means_stand_below_ours_of_its_target_and_sets(size: str) -> 
 
 
 def test_drafts_are_named() -> None:
-    assert split_name("FT-LLaVA=runs/ft:T") == ("FT-LLaVA", "runs/ft:T")
+    assert named_places("heads", ["FT-LLaVA=runs/ft:T"], ()) == {"FT-LLaVA": "runs/ft:T"}
     assert split_view("runs/ft:P36") == ("runs/ft", "P36")
     assert split_view("runs/a:b/ft") == ("runs/a:b/ft", "")
     assert split_view("owner/name") == ("owner/name", "")
     for wrong in ("runs/ft", "=runs/ft", "FT="):
-        with pytest.raises(InputError, match="is not NAME=DIRECTORY"):
-            split_name(wrong)
+        with pytest.raises(InputError, match=f"heads: '{wrong}' is not NAME=DIRECTORY"):
+            named_places("heads", [wrong], ())

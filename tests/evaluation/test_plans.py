@@ -59,6 +59,23 @@ def test_a_sampled_answer_is_compared_with_plain_decoding_of_as_many_tokens(
     assert rows[1]["identical"] == (None if temperature else 0.0)
 
 
+def test_each_kind_of_second_turn_has_a_column() -> None:
+    """Each kind of second turn has a column, as every row of the table must have one cell for each
+    name in the header.
+    """
+    record = {"sample": 0, "identical": True, "emitted": 10, "steps": 5}
+    records = [
+        record | {"row": row, "decode_ms": ms, "call_ms": ms}
+        for row, ms in ((PLAIN, 100), ("lookup 7", 50), (COLD, 80), (WARM, 60))
+    ]
+    parts: list[dict[str, Any]] = [{"dataset": "read", "turn": 1}]
+    parts += [{"dataset": "read", "turn": 2, "follow_up": kind} for kind in ("summary", "story")]
+    rows = [row for part in parts for row in rows_of(records, part, config)]
+    (table,) = tables(config, rows)
+    assert table.header[1:4] == ["read, turn 1", "read, turn 2, summary", "read, turn 2, story"]
+    assert {len(line) for line in table.cells} == {len(table.header)}
+
+
 def test_answers_without_a_loop_have_no_speed() -> None:
     record = {"row": PLAIN, "sample": 0, "identical": True, "emitted": 0, "steps": 0}
     records = [record | {"row": row, "decode_ms": 0.0, "call_ms": 9.0} for row in (PLAIN, WARM)]

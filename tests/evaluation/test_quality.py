@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 
 from eval import draft_quality
-from eval.draft_quality import judge
 from eval.lib.drafts.config import EvalConfig, Variant
-from eval.lib.questions.quality import chosen_letter, final_number, is_right, quality, rouge_l
+from eval.lib.questions.quality import (
+    chosen_letter,
+    final_number,
+    is_right,
+    judge,
+    quality,
+    rouge_l,
+)
 from eval.lib.questions.run_code import passes
 from jaxspec.data.benchmarks import benchmark_samples, few_shot_samples
 from jaxspec.data.samples import Sample
@@ -203,6 +209,8 @@ def test_the_script_writes_every_model(
     assert all(0 <= row["rouge_l"] <= 1 and row["samples"] == 2 for row in rows)
     assert "rouge_l" in capsys.readouterr().out
     assert "accuracy" in (tmp_path / "out/table.md").read_text()
+    with pytest.raises(InputError, match="drafts: there is a row 'target' already; give another"):
+        draft_quality.main(["tiny", "--drafts", f"target={preset.draft[0]}"])
 
 
 @pytest.mark.full

@@ -220,6 +220,30 @@ def test_an_answer_that_is_missing_is_named(folder: Path) -> None:
     (folder / ANSWERS).write_text("".join(lines[1:]))
     with pytest.raises(InputError, match="no answer to m_1; record it"):
         read_conversations(folder, str(ASSETS / "mini/target"), 2, 10)
+    second = json.loads(lines[1])
+    second["choices"][0]["turns"].pop()
+    (folder / ANSWERS).write_text("".join([lines[0], json.dumps(second) + "\n", lines[2]]))
+    with pytest.raises(InputError, match=r"not an answer to each question of m_2 .*; record them"):
+        read_conversations(folder, str(ASSETS / "mini/target"), 2, 10)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "message"),
+    [
+        ("idxs", r"published\.jsonl line 1: lacks a column \('idxs'\); give it"),
+        ("", r"published\.jsonl: msd lacks a turn of m_1 \('m_1'\); add its counts"),
+    ],
+)
+def test_counts_that_are_missing_are_named(folder: Path, lacking: str, message: str) -> None:
+    """Counts of a published method that are missing are named: a column, or a conversation."""
+    first, *others = (folder / PUBLISHED).read_text().splitlines(keepends=True)
+    row = json.loads(first)
+    row.pop(lacking, None)
+    lines = [json.dumps(row) + "\n"] if lacking else []
+    (folder / PUBLISHED).write_text("".join([*lines, *others]))
+    files = ["--data", f"mmspec={folder}", "--tokenizer", str(ASSETS / "mini/target")]
+    with pytest.raises(InputError, match=message):
+        mmspec.main(["recorded", *files, "--out", str(folder / "out")])
 
 
 def test_the_command_writes_table_counts_and_summary(folder: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from configs.eval.mini import config as mini
+from eval.block_efficiency import regret_tables
 from eval.lib.drafts.comparison import prompts_of
 from eval.lib.drafts.config import Variant
 from eval.lib.drafts.regret import best_fixed, record, replay_row
@@ -54,6 +55,14 @@ def test_a_replay_makes_the_blocks_of_decoding(
     for loss, least in best.items():
         assert (np.asarray(least) <= np.asarray(uniform[loss]) + 1e-3).all()
     assert float(jnp.sum(best["kl"])) < float(jnp.sum(uniform["kl"]))
+
+
+def test_the_note_counts_the_samples_that_a_set_has() -> None:
+    losses = ("kl", "rejections", "misses", "regret_kl", "regret_rejections", "regret_misses")
+    row = {"views": ["M", "T"], "row": "MT", "turn": 1, "samples": 2, "tokens": 4}
+    row |= {"num_spec_steps": 2, **dict.fromkeys(losses, 0.5)}
+    (table,) = regret_tables(CONFIG, [row])  # whose limit is 3
+    assert table.notes[0].startswith("2 samples of each of ")
 
 
 @pytest.fixture(scope="module")

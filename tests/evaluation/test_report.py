@@ -245,6 +245,10 @@ def test_results_of_other_options_are_not_replaced(tmp_path: Path) -> None:
             match=r"holds results of data \['a=b'\], but now it is .*; give another --out",
         ):
             begin(tmp_path / "out", {"gamma": 3, "data": ()})
+        with pytest.raises(
+            InputError, match=r"holds results of data \['a=b'\], but now it is None"
+        ):
+            begin(tmp_path / "out", {"gamma": 3})  # of a script without this option
     (tmp_path / "out" / "results.json").write_text("[]")
     with pytest.raises(InputError, match=r"results\.json: cannot be read \(.*\); remove it"):
         begin(tmp_path / "out", {"gamma": 3})

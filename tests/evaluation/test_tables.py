@@ -19,6 +19,7 @@ from eval.kv_head import draft_table
 from eval.lib.drafts.config import EvalConfig
 from eval.lib.drafts.published import Published
 from eval.lib.output.tables import Record, Table
+from eval.lib.questions.quality import METRICS
 from jaxspec.command import load_preset, preset_names
 from jaxspec.decoding.drafting.rules import PRESETS, Grid, InverseErrorPower, parse_weighting
 from jaxspec.errors import InputError
@@ -315,6 +316,15 @@ def test_models_that_rows_bring_along_are_the_recipes_own() -> None:
     assert ["pool (36, ft), paper", "accuracy", "2.5"] in scores_table(OCR, **pooled).cells
     other = scores_table(OCR, **{"pool (36, ft)": "runs/train/pooled_36/hf:P9"})
     assert not any(line[0].startswith("pool (36, ft), paper") for line in other.cells)
+
+
+def test_programs_that_did_not_run_are_left_out_with_a_note() -> None:
+    row = {"dataset": "humaneval", "model": "target", "samples": 4} | dict.fromkeys(METRICS)
+    note = "pass@1 is left out: only --run-code runs the programs."
+    config = replace(LLAVA15, sets=("humaneval",))
+    assert note in quality_table(config, [row]).notes
+    judged = row | {"pass@1": 0.5, "pass@1_interval": (0.0, 1.0)}
+    assert note not in quality_table(config, [judged]).notes
 
 
 def test_means_are_over_the_sets_of_their_group() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from eval.lib.output.plotting import COLOURS, pyplot, save, stacked_axes
 from eval.lib.output.tables import Record, grouped
@@ -18,16 +17,13 @@ SPEEDS = (
 
 
 def draw_sweep(sweep: Sequence[Record], folder: Path) -> None:
-    """Draw quality and speed-up over the dial; skip it without a sweep or matplotlib."""
-    if sweep and pyplot() is not None:
-        save(quality_and_speed(sweep), folder, "sweep")
-
-
-def quality_and_speed(sweep: Sequence[Record]) -> Any:
     """Draw two panels for each pairing and set: quality of the answers, and speed-up.
 
-    Answers that nothing judges have nats of the reference answers in place of quality.
+    Answers that nothing judges have nats of the reference answers in place of quality. Without a
+    sweep or matplotlib nothing is drawn.
     """
+    if not sweep or pyplot() is None:
+        return
     names = list(dict.fromkeys((row["pairing"], row["dataset"]) for row in sweep))
     figure, axes = stacked_axes(2 * len(names), 6.0, 2.0, alike=False)
     for (pairing, dataset), quality, speed in zip(names, axes[::2], axes[1::2], strict=True):
@@ -50,4 +46,4 @@ def quality_and_speed(sweep: Sequence[Record]) -> Any:
         speed.set_ylabel("speed-up")
         speed.set_xlabel("weight, lambda" if dial == "lambda" else dial)
         speed.legend(frameon=False, fontsize=8, ncols=2)
-    return figure
+    save(figure, folder, "sweep")

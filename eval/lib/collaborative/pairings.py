@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,7 @@ from tqdm import tqdm
 from eval.lib.collaborative.config import CollaborativeEvalConfig, Pairing
 from eval.lib.collaborative.references import References, read_references
 from eval.lib.collaborative.theory import formulas, law, parallel_speedup, speedup
-from eval.lib.drafts.comparison import (
-    Group,
-    Keep,
-    Kept,
-    error_line,
-    first_prompt,
-    requests_of,
-)
+from eval.lib.drafts.comparison import Group, Keep, Kept, error_line, first_prompt, requests_of
 from eval.lib.drafts.loading import load_model
 from eval.lib.output.intervals import interval
 from eval.lib.output.report import progress
@@ -41,7 +35,7 @@ from jaxspec.engine.metrics import collaboration_metrics
 from jaxspec.engine.requests import Request, Result, encode
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
-from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.rows import Showing, prompt_row
 
 METHODS: dict[str, Method] = {
@@ -80,8 +74,7 @@ def measure(
     mesh = config.mesh(1)
     open_parts = [
         (pairing, name)
-        for pairing in config.pairings
-        for name in config.sets
+        for pairing, name in product(config.pairings, config.sets)
         if not has(before, pairing=pairing.name, dataset=name)
     ]
     work = sum(_runs(config, pairing) for pairing, _ in open_parts)
@@ -107,12 +100,7 @@ def measure(
                     bar,
                 ).group()
             except Exception as error:
-                part = {
-                    "dataset": dataset,
-                    "turn": 1,
-                    "pairing": pairing.name,
-                    "row": pairing.name,
-                }
+                part = {"dataset": dataset, "turn": 1, "pairing": pairing.name, "row": pairing.name}
                 group = Group([], [], [part | {"error": error_line(error)}])
             yield group
 
@@ -158,36 +146,28 @@ class _Measurement:
         """Return the fields that all rows and records of the part share."""
         return {"dataset": self.dataset, "turn": 1, "pairing": self.pairing.name}
 
-    @property
-    def chat_form(self) -> bool:
-        return self.config.in_chat_form(self.pairing)
-
     def group(self) -> Group:
         """Measure every method, and the sweep, on the samples that fit; return rows and records."""
         config = self.config
         programs = {name: self.program(*way) for name, way in methods_of(self.pairing).items()}
-        candidates = config.samples(self.dataset, max(config.limit, config.held_out))
-        samples = [sample for sample in candidates if self.fits(programs["standard"], sample)]
-        if not samples:
+        engine, chat_form = programs["standard"], config.in_chat_form(self.pairing)
+        samples = config.samples(self.dataset, max(config.limit, config.held_out))
+        asked = [(sample, first_prompt(engine.encoder, sample, chat_form)) for sample in samples]
+        fitting = [(sample, prompt) for sample, prompt in asked if self.fits(engine, prompt)]
+        if not fitting:
             raise InputError(
                 f"set {self.dataset}: no prompt fits the models' context; lower --max-new-tokens"
             )
-        references = read_references(
-            programs["standard"],
-            samples[: config.held_out],
-            config.max_new_tokens,
-            self.chat_form,
-        )
-        rows, records = self.methods(programs, references, samples[: config.limit])
-        rows += self.sweep(references, samples[: config.limit])
-        rows = [row | {"left_out": len(candidates) - len(samples)} for row in rows]
-        engine = programs["standard"]
-        requests = self.requests(engine.encoder, samples[: config.limit])
+        references = read_references(engine, fitting[: config.held_out], config.max_new_tokens)
+        answered, prompts = zip(*fitting[: config.limit])
+        requests = requests_of(config, prompts, self.pairing.temperature)
+        rows, records = self.methods(programs, references, answered, requests)
+        rows += self.sweep(references, answered, requests)
+        rows = [row | {"left_out": len(samples) - len(fitting)} for row in rows]
         return Group(rows, records, [], list(prompt_records(self.part, [engine], requests)))
 
-    def fits(self, engine: Engine, sample: Sample) -> bool:
-        """Tell whether every model's context holds the prompt and an answer."""
-        prompt = first_prompt(engine.encoder, sample, self.chat_form)
+    def fits(self, engine: Engine, prompt: Prompt) -> bool:
+        """Return whether every model's context holds the prompt and an answer."""
         (request,) = encode(engine.encoder, [Request(prompt, self.config.max_new_tokens)])
         try:
             for form in engine.assembly.forms:
@@ -206,10 +186,14 @@ class _Measurement:
         )
 
     def methods(
-        self, programs: dict[str, Engine], references: References, samples: Sequence[Sample]
+        self,
+        programs: dict[str, Engine],
+        references: References,
+        samples: Sequence[Sample],
+        requests: list[Request],
     ) -> tuple[list[Record], list[Record]]:
         """Measure every method; return a row for each, and a record for each answer."""
-        answers, rows = self.by_turns(programs, samples, JUDGED)
+        answers, rows = self.by_turns(programs, requests, JUDGED)
         combination = programs["standard"].assembly.params["combination"]
         likely = {
             "held_out_nats": references.nats(combination),
@@ -234,7 +218,9 @@ class _Measurement:
             }
         return list(rows.values()), records
 
-    def sweep(self, references: References, samples: Sequence[Sample]) -> list[Record]:
+    def sweep(
+        self, references: References, samples: Sequence[Sample], requests: list[Request]
+    ) -> list[Record]:
         """Measure quality, and speed of alternation, at the points of the pairing's sweep."""
         swept: list[Record] = []
         points = self.pairing.points(self.config.sweep)
@@ -248,7 +234,7 @@ class _Measurement:
             combination = parse_combination(text, len(self.models))
             alphas = references.alphas(combination, self.pairing.temperature)
             judged = list(here)[-1]
-            answers, rows = self.by_turns(programs, samples, [judged], alphas)
+            answers, rows = self.by_turns(programs, requests, [judged], alphas)
             scores = [
                 {"quality": self.judge(s, a.text)}
                 for s, a in zip(samples, answers[judged], strict=True)
@@ -268,20 +254,19 @@ class _Measurement:
     def by_turns(
         self,
         programs: dict[Any, Engine],
-        samples: Sequence[Sample],
+        requests: list[Request],
         judged: Sequence[Any],
         alphas: Sequence[float] | None = None,
     ) -> tuple[dict[Any, list[Result]], dict[Any, Record]]:
         """Run programs by turns, the first of them standard decoding.
 
         Args:
-          judged: Programs that answer all samples; the others answer only the timed ones.
+          judged: Programs that answer all requests; the others answer only the timed ones.
           alphas: Acceptance rates for the predictions; None takes those of the answers.
 
         Returns the answers and the row of each program. Speeds are those of the fastest run.
         """
         config = self.config
-        requests = self.requests(next(iter(programs.values())).encoder, samples)
         kept = {
             name: Kept(engine, self.keep, self.place(str(name), engine))
             for name, engine in programs.items()
@@ -321,16 +306,9 @@ class _Measurement:
             fields |= formulas(programs[name].assembly, alphas, pass_ms[1])
             rows[name] = self.place(name, programs[name]) | fields
             stats = [answer.stats for answer in answers[name]]
-            low, high = interval(
-                np.array([[each_stats.emitted, each_stats.verified] for each_stats in stats])
-            )
+            low, high = interval(np.array([[each.emitted, each.verified] for each in stats]))
             rows[name] |= collaboration_metrics(stats) | {"low": low, "high": high}
         return answers, rows
-
-    def requests(self, encoder: PromptEncoder, samples: Sequence[Sample]) -> list[Request]:
-        """Return a request for each sample's first turn, each with a seed of its own."""
-        prompts = [first_prompt(encoder, sample, self.chat_form) for sample in samples]
-        return requests_of(self.config, prompts, self.pairing.temperature)
 
     def place(self, row: str, engine: Engine) -> Record:
         """Return the fields of a record that describe the run."""
@@ -345,7 +323,7 @@ class _Measurement:
             "method": settings.method,
             "gammas": list(settings.checked(len(pairing.models))[1]),
             "default_proposer": settings.default_proposer,
-            "chat_template": self.chat_form,
+            "chat_template": self.config.in_chat_form(pairing),
             "views": [form.view.name for form in engine.assembly.forms],
             "temperature": pairing.temperature,
             "dtype": self.config.dtype,

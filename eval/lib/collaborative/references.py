@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from eval.lib.collaborative.theory import acceptance
-from eval.lib.drafts.comparison import first_prompt
 from jaxspec.cache import KVCache
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.collaboration.combination import Combination
 from jaxspec.decoding.inputs import Member
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests import Request
+from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.rows import pad_rows
 from jaxspec.sampling import tempered
 from jaxspec.typing import Array, Float, Int, Params
@@ -61,29 +61,28 @@ class References:
         )
 
     def _mean_nats(self, probs: np.ndarray) -> float:
-        return float(
-            -np.log(np.maximum(probs[np.arange(len(self.tokens)), self.tokens], 1e-30)).mean()
-        )
+        chances = probs[np.arange(len(self.tokens)), self.tokens]
+        return float(-np.log(np.maximum(chances, 1e-30)).mean())
 
 
 def read_references(
-    engine: Engine, samples: Sequence[Sample], most: int, chat_template: bool = True
+    engine: Engine, asked: Sequence[tuple[Sample, Prompt]], most: int
 ) -> References:
-    """Run all models over the samples' questions and the first `most` tokens of references."""
+    """Run all models over the samples' prompts and the first `most` tokens of references."""
     parts = [
-        _read(engine, samples[at : at + REFERENCE_BATCH], most, chat_template)
-        for at in range(0, len(samples), REFERENCE_BATCH)
+        _read(engine, asked[at : at + REFERENCE_BATCH], most)
+        for at in range(0, len(asked), REFERENCE_BATCH)
     ]
     logits, tokens = zip(*parts)
     return References(np.concatenate(logits, axis=1), np.concatenate(tokens))
 
 
 def _read(
-    engine: Engine, samples: Sequence[Sample], most: int, chat_template: bool
+    engine: Engine, asked: Sequence[tuple[Sample, Prompt]], most: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return each model's logits of the reference answers, and the tokens, over all samples."""
     encoder = engine.encoder
-    prompts = [first_prompt(encoder, sample, chat_template) for sample in samples]
+    samples, prompts = zip(*asked)
     reference_ids = [
         encoder.tokenizer.encode(s.turns[0][1], add_special_tokens=False) for s in samples
     ]
@@ -107,6 +106,5 @@ def _read(
 def _score(
     member: Member, params: Params, tokens: Int[Array, "B T"], cache: KVCache
 ) -> Float[Array, "B T V"]:
-    return member.model.extend(params, tokens, cache.replace(length=cache.length - 1))[0].astype(
-        jnp.float32
-    )
+    logits, _ = member.model.extend(params, tokens, cache.replace(length=cache.length - 1))
+    return logits.astype(jnp.float32)

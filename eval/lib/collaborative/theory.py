@@ -95,9 +95,8 @@ def speedup(calls: Calls, costs: Sequence[float], scoring: Sequence[float] | Non
       costs: Cost of a pass over one token, for each model.
       scoring: Cost of a pass that scores proposals; None takes `costs`, as the paper does.
     """
-    spent = calls.proposing @ np.asarray(costs) + calls.scoring @ np.asarray(
-        costs if scoring is None else scoring
-    )
+    scoring = costs if scoring is None else scoring
+    spent = calls.proposing @ np.asarray(costs) + calls.scoring @ np.asarray(scoring)
     return float(sum(costs) / spent)
 
 

@@ -155,13 +155,10 @@ def parse_command(
         models = [config[name] for name in ("target", "draft", "captioner", "width")]
         config["rows"], config["left_out"] = measurable(config["rows"], *models)
     values["out"] = results_folder(values["out"], preset, values["debug"])
-    parsed = (
-        preset,
-        type(defaults)(**_with_own_sets(config, defaults.data)),
-        options(**_fields_of(options, values)),
-    )
+    changed = type(defaults)(**_with_own_sets(config, defaults.data))
+    own = options(**_fields_of(options, values))
     join_cluster(config.get("cluster", ""))
-    return parsed
+    return preset, changed, own
 
 
 def _fields_of(part: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,11 +170,8 @@ def _chosen(kind: str, parts: tuple[Any, ...], names: Sequence[str]) -> tuple[An
     by_name = {part.name: part for part in parts}
     for name in names:
         views = tuple(name.split(","))
-        if (
-            kind == "rows"
-            and name not in by_name
-            and all(name in (HEAD, LOOKUP) or is_view(name) for name in views)
-        ):
+        are_views = all(view in (HEAD, LOOKUP) or is_view(view) for view in views)
+        if kind == "rows" and name not in by_name and are_views:
             by_name[name] = Variant(name, views)
         if name not in by_name:
             raise InputError(
@@ -193,13 +187,9 @@ def _with_own_sets(values: dict[str, Any], preset_data: Sequence[str]) -> dict[s
     paths from the command line, and for a folder of images that no set reads.
     """
     names = tuple(set_places(values["sets"]))
-    entries = {entry for entry in preset_data if entry.partition("=")[0] in names}
-    values |= {
-        "data": tuple(
-            entry for entry in values["data"] if entry in entries or entry not in preset_data
-        )
-    }
-    for name in set_places(values["data"]):
+    dropped = [entry for entry in preset_data if entry.partition("=")[0] not in names]
+    data = [entry for entry in values["data"] if entry not in dropped]
+    for name in set_places(data):
         if name not in SETS and name not in names:
             raise InputError(
                 f"data: {name!r} is a set that is not asked; add it to --sets, or leave it out"
@@ -208,7 +198,5 @@ def _with_own_sets(values: dict[str, Any], preset_data: Sequence[str]) -> dict[s
         raise InputError(
             f"images: {values['images']} is only for sets of your own; give --sets NAME=FILE.jsonl"
         )
-    return values | {
-        "sets": names,
-        "data": (*values["data"], *(entry for entry in values["sets"] if "=" in entry)),
-    }
+    own = [entry for entry in values["sets"] if "=" in entry]
+    return values | {"sets": names, "data": (*data, *own)}

@@ -21,13 +21,7 @@ from eval.lib.output.report import progress
 from eval.lib.output.tables import Record, has
 from eval.lib.questions.prompts import prompt_records
 from eval.lib.standins.replay import RecordedTarget
-from eval.lib.times.passes import (
-    PassTimes,
-    interleaved,
-    predicted_speedup,
-    speed_up,
-    time_passes,
-)
+from eval.lib.times.passes import PassTimes, interleaved, predicted_speedup, speed_up, time_passes
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.collaboration.proposals import CollaborationStats
 from jaxspec.decoding.state import DecodeStats
@@ -98,7 +92,7 @@ def _group(
     requests = requests_of(config, prompts, config.temperature)
     key = where | {"gamma": config.gamma}
     kept = Kept(plain, keep, key)
-    guarded = [_Guarded(Kept(each, keep, key | {"row": name})) for name, each in engines.items()]
+    guarded = [_Guarded(each, keep, key | {"row": name}) for name, each in engines.items()]
     (reference, *answers), rates = interleaved([kept, *guarded], requests, config.repeats, bar)
     for i, (name, guard, results) in enumerate(zip(engines, guarded, answers, strict=True), 1):
         engine, settings = guard.engine, guard.engine.config
@@ -166,11 +160,10 @@ class Kept:
     runs: int = 0
 
     def generate(self, requests: list[Request]) -> list[Result]:
-        def records() -> list[Record]:
-            return [_record(result) for result in self.engine.generate(requests)]
-
         self.runs += 1
-        return [_result(record) for record in self.keep(self.place | {"run": self.runs}, records)]
+        place = self.place | {"run": self.runs}
+        answers = self.keep(place, lambda: list(map(_record, self.engine.generate(requests))))
+        return list(map(_result, answers))
 
 
 def _record(result: Result) -> Record:
@@ -190,15 +183,10 @@ def _result(record: Record) -> Result:
 
 
 @dataclass
-class _Guarded:
-    """Keep an engine's first error, and do nothing after it."""
+class _Guarded(Kept):
+    """Keep an engine's first error too, and do nothing after it."""
 
-    kept: Kept
     error: str | None = None
-
-    @property
-    def engine(self) -> Engine:
-        return self.kept.engine
 
     def attempt(self, work: Callable[..., Any], *args: Any) -> Any:
         """Return the work's result; None if it fails, or if earlier work failed."""
@@ -210,7 +198,7 @@ class _Guarded:
         return None
 
     def generate(self, requests: list[Request]) -> list[Result]:
-        return self.attempt(self.kept.generate, requests) or []
+        return self.attempt(super().generate, requests) or []
 
 
 def prompts_of(config: EvalConfig, plain: Engine, part: Record) -> list[Prompt]:

@@ -240,6 +240,8 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
             self.engine(row)  # checks its options
         if not set(self.turns) <= {1, 2} or not self.turns:
             raise InputError(f"turns: {self.turns} must be 1, 2 or both")
+        if 2 in self.turns and not self.follow_ups:
+            raise InputError("follow_ups: none; give one or more kinds")
         if not any(map(self.turns_of, self.sets)):
             raise InputError(
                 f"turns: only the first turn of {', '.join(self.sets)} is asked; give 1"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,7 @@ def draw_all(
         "overlap": overlap(records),
         "accepted_over_time": accepted_over_time(records),
     }
-    return [
-        save(figure, out, name, config.pair)
-        for name, figure in figures.items()
-        if figure is not None
-    ]
+    return [save(figure, out, name, config.pair) for name, figure in figures.items() if figure]
 
 
 def block_efficiency(config: EvalConfig, rows: Sequence[Record], records: Sequence[Record]) -> Any:
@@ -64,16 +61,15 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record], records: Sequen
     fitting = -(-len(sets) // -(-len(sets) // fitting))  # panels of about as many sets each
     groups = [
         (turn, sets[first : first + fitting])
-        for turn in config.turns
-        for first in range(0, len(sets), fitting)
+        for turn, first in product(config.turns, range(0, len(sets), fitting))
     ]
     figure, axes = stacked_axes(len(groups), max(6.0, wide * fitting + 1.2), 2.6)
     bar = 0.8 / len(names)
     for axis, (turn, group) in zip(axes, groups):
         for i, name in enumerate(names):
             line, answers = (
-                [each for each in given if each["row"] == name and each["turn"] == turn]
-                for given in (rows, records)
+                [each for each in measured if each["row"] == name and each["turn"] == turn]
+                for measured in (rows, records)
             )
             centres = [x - 0.4 + bar * (i + 0.5) for x in range(len(group))]
             cells = ([row for row in line if row["dataset"] == dataset] for dataset in group)
@@ -222,14 +218,14 @@ def overlap(records: Sequence[Record]) -> Any:
     return figure
 
 
-def accepted_over_time(records: Sequence[Record], bins: int = 10) -> Any:
+def accepted_over_time(records: Sequence[Record]) -> Any:
     """Draw how many drafts are accepted in each tenth of the answers, with a panel for each set."""
     traced = _traced(records)
     if not traced:
         return None
     sets, names = (list(dict.fromkeys(r[field] for r in traced)) for field in ("dataset", "row"))
     figure, axes = stacked_axes(len(sets), 6.0, 1.9, alike=False)
-    edges = np.linspace(0, 1, bins + 1)
+    bins, edges = 10, np.linspace(0, 1, 11)
     for axis, dataset in zip(axes, sets):
         for i, name in enumerate(names):
             counts = np.zeros(bins)

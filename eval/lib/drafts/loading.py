@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -222,9 +222,19 @@ def split_view(entry: str) -> tuple[str, str]:
     return (path, view) if path and "/" not in view else (entry, "")
 
 
-def split_name(entry: str) -> tuple[str, str]:
-    """Split NAME=PLACE in two."""
-    name, _, directory = entry.partition("=")
-    if not (name and directory):
-        raise InputError(f"{entry!r} is not NAME=DIRECTORY")
-    return name, directory
+def named_places(option: str, entries: Sequence[str], taken: Collection[str]) -> dict[str, str]:
+    """Return the places in an option's NAME=PLACE, by name.
+
+    taken: Names of other rows of the table.
+
+    Raises InputError for another form, and for a name that is taken or given twice.
+    """
+    places: dict[str, str] = {}
+    for entry in entries:
+        name, _, place = entry.partition("=")
+        if not (name and place):
+            raise InputError(f"{option}: {entry!r} is not NAME=DIRECTORY")
+        if name in taken or name in places:
+            raise InputError(f"{option}: there is a row {name!r} already; give another name")
+        places[name] = place
+    return places

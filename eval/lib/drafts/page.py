@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, select_autoescape
+from jinja2 import Environment, FileSystemLoader
 
 from eval.lib.output.plotting import TITLES
 from eval.lib.output.tables import Record, Table
@@ -51,9 +51,7 @@ def write_html(
     """
     samples = _samples(records, questions)
     kinds = {kind for sample in samples for row in sample["rows"] for _, kind, _ in row["tokens"]}
-    page = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(default=True)
-    )
+    page = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     html = page.get_template("page.html.jinja").render(
         **table._asdict(),
         run={name: _words(value) for name, value in run.items()},
@@ -103,10 +101,8 @@ def _samples(
             (piece, token_class(place, agree), _tip(views, place, agree, weights))
             for piece, place, agree, weights in zip(*fields, strict=True)
         ]
-        length = record["tokens_per_pass"]
-        out[key]["rows"].append(
-            {"name": _with_views(record["row"], views), "tokens": tokens, "length": length}
-        )
+        row = {"name": _with_views(record["row"], views), "tokens": tokens}
+        out[key]["rows"].append(row | {"length": record["tokens_per_pass"]})
     return list(out.values())
 
 

@@ -85,22 +85,17 @@ def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], li
                 prompts = prompts_of(config, plain, where)
                 requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
                 answers = [result.tokens for result in plain.generate(requests)]
+            answered = list(zip(requests, answers, strict=True))
             for views in dict.fromkeys(row.views for row in mixing):
                 some = [row for row in mixing if row.views == views]
                 variant = Variant("views", views)
                 engine = models.engine(variant, config.engine(variant))
-                replays = map_over_processes(
-                    partial(_replayed, config, engine, some),
-                    list(zip(requests, answers, strict=True)),
-                )
+                replays = map_over_processes(partial(_replayed, config, engine, some), answered)
                 for row, sums in zip(some, zip(*replays, strict=True), strict=True):
                     rule = str(parse_weighting(row.weighting))
                     fields = where | {"row": row.name, "views": list(views)}
                     fields |= {"weighting": rule, "gamma": config.gamma}
-                    pooled = {
-                        name: sum((sample_sums[name] for sample_sums in sums), 0.0)
-                        for name in sums[0]
-                    }
+                    pooled = {name: sum((each[name] for each in sums), 0.0) for name in sums[0]}
                     rows.append(fields | {"samples": len(prompts)} | _per_token(pooled))
                     records += [
                         fields | {"sample": prompt.sample} | _per_token(sample_sums)
@@ -240,9 +235,8 @@ def best_fixed(recording: Recording) -> dict[str, Float[Array, " B"]]:
     """Return each answer's least loss with fixed weights, for each kind of loss."""
     views = len(recording.view_probs)
     grid = jnp.asarray(simplex_grid(views, HINDSIGHT_STEPS.get(views, 10)))
-    return _sums(
-        mixture_costs(("kl", "tvd", "misses"), recording.p, recording.view_probs, grid), recording
-    )
+    losses = mixture_costs(("kl", "tvd", "misses"), recording.p, recording.view_probs, grid)
+    return _sums(losses, recording)
 
 
 def _sums(

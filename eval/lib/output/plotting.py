@@ -55,13 +55,8 @@ def bar_style(i: int) -> Record:
 def line_style(i: int) -> Record:
     """Return the i-th line's style, with its own marker, and dashed once all colours are used."""
     dashes, marker = ("-", "--", ":")[i // len(COLOURS) % 3], MARKERS[i % len(MARKERS)]
-    return {
-        "color": COLOURS[i % len(COLOURS)],
-        "linestyle": dashes,
-        "marker": marker,
-        "markersize": 4,
-        "linewidth": 1,
-    }
+    style = {"color": COLOURS[i % len(COLOURS)], "linestyle": dashes, "marker": marker}
+    return style | {"markersize": 4, "linewidth": 1}
 
 
 def put_legend(figure: Any, axis: Any) -> None:

@@ -51,7 +51,7 @@ def input_signatures(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the fingerprints of the models and data that options name, by those names."""
     signatures = {}
     # Dataclasses inside, such as pairings, have options of their own.
-    for name, value in _as_json(options).items():
+    for name, value in json.loads(_as_json(options)).items():
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, dict):
                 signatures |= input_signatures(part)
@@ -79,17 +79,14 @@ def _path_in(text: str) -> Path | None:
 
 def deciding_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that decide the results, with shipped files relative to the checkout."""
-    text = json.dumps(_as_json(options)).replace(f"{ASSETS.parent}/", "")
-    deciding = json.loads(text)
+    deciding = json.loads(_as_json(options).replace(f"{ASSETS.parent}/", ""))
     return {name: deciding[name] for name in deciding if name not in NO_OPTIONS}
 
 
-def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as they are read back from JSON."""
-    text = json.dumps(
+def _as_json(options: Mapping[str, Any]) -> str:
+    return json.dumps(
         dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value)
     )
-    return json.loads(text)
 
 
 def _processor() -> str:

@@ -75,12 +75,9 @@ class Run:
         self.about: Record = {}
         self.tables: Sequence[Table] = ()
         self._open = ExitStack()
-        folder = on_first(lambda: begin(out, options))
-        self.folder = (
-            folder
-            if process()[0] == 0
-            else Path(self._open.enter_context(tempfile.TemporaryDirectory()))
-        )
+        self.folder = on_first(lambda: begin(out, options))
+        if process()[0] > 0:
+            self.folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
 
     def add(
         self,
@@ -194,10 +191,8 @@ class Run:
             for kind in ("rows", "records")
         )
         if rows:
-            print(
-                f"{self.folder}: {len(rows)} rows are measured already; measuring the rest",
-                file=sys.stderr,
-            )
+            done = f"{len(rows)} rows are measured already; measuring the rest"
+            print(f"{self.folder}: {done}", file=sys.stderr)
         return rows, records
 
     def __enter__(self) -> Run:
@@ -272,12 +267,13 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
     for folder in (out, fresh):
         if is_trial(out) or not (folder / "results.json").exists():
             continue
-        before = read_results(folder)["run"].get("options", {})
-        for name, mine in deciding_options(options).items():
-            if before.get(name) != mine:
+        before = deciding_options(read_results(folder)["run"].get("options", {}))
+        now = deciding_options(options)
+        for name in now | before:  # another script's options have other names
+            if before.get(name) != now.get(name):
                 raise InputError(
                     f"{folder}: holds results of {name} {reprlib.repr(before.get(name))}, but now "
-                    f"it is {reprlib.repr(mine)}; give another --out, or remove it"
+                    f"it is {reprlib.repr(now.get(name))}; give another --out, or remove it"
                 )
     with writing(fresh):
         fresh.mkdir(parents=True, exist_ok=True)
@@ -324,10 +320,8 @@ def read_results(folder: Path, stopped: bool = False) -> Record:
         checksum = contents.pop("sha256", None)
         if checksum != _checksum(json.dumps(contents)) and (stopped or checksum):
             raise ValueError("wrong checksum")
-        stored, contents = (
-            contents.get("records"),
-            {"run": dict(contents["run"]), "rows": contents["rows"]},
-        )
+        stored = contents.get("records")
+        contents = {"run": dict(contents["run"]), "rows": contents["rows"]}
     if not stopped:
         return contents
     file = folder / "records.jsonl"

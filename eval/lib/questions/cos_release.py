@@ -47,14 +47,6 @@ def released_samples(name: str, clone: Path, path: Path | None = None) -> Iterat
         yield replace(sample, turns=((write(folder, row), reference),))
 
 
-def _gsm8k(folder: Path, row: DataRow) -> str:
-    return _filled(folder / "gsm8k", question=_exact(row, "question"))
-
-
-def _cnn_dm(folder: Path, row: DataRow) -> str:
-    return _filled(folder / "cnndm", article=_exact(row, "article"))
-
-
 def _mmlu(folder: Path, row: DataRow) -> str:
     """Return the subject's instruction and examples, then the question with (A) to (D)."""
     choices = zip(ascii_uppercase, row.values["choices"])
@@ -64,15 +56,11 @@ def _mmlu(folder: Path, row: DataRow) -> str:
     return f"{subjects[_exact(row, 'subject')]}\n\n{text}"
 
 
-def _humaneval(folder: Path, row: DataRow) -> str:
-    return _exact(row, "prompt")
-
-
 PROMPTS: dict[str, Callable[[Path, DataRow], str]] = {
-    "humaneval": _humaneval,
-    "gsm8k": _gsm8k,
+    "humaneval": lambda _, row: _exact(row, "prompt"),
+    "gsm8k": lambda folder, row: _filled(folder / "gsm8k", question=_exact(row, "question")),
     "mmlu": _mmlu,
-    "cnn-dm": _cnn_dm,
+    "cnn-dm": lambda folder, row: _filled(folder / "cnndm", article=_exact(row, "article")),
 }
 """What writes the prompt of a row, by set."""
 

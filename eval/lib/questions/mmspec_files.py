@@ -77,12 +77,8 @@ def summary_rows(answers: dict[str, list[tuple[Sample, list[Turn]]]]) -> list[di
                 for i, turn in enumerate(turns)
             ]
             row = {"method": method, "group": group, "n_samples": len(turns_of_group)}
-            rows.append(
-                dict.fromkeys(SUMMARY, "")
-                | row
-                | _counts([turn for turn, _ in pairs])
-                | _times(pairs)
-            )
+            counts = _counts([turn for turn, _ in pairs])
+            rows.append(dict.fromkeys(SUMMARY, "") | row | counts | _times(pairs))
     return rows
 
 
@@ -94,11 +90,8 @@ def _counts(turns: Sequence[Turn]) -> dict[str, Any]:
     tokens = sum(len(turn.tokens) for turn in turns)
     passes = sum(len(turn.tokens) if turn.accepted is None else turn.steps for turn in turns)
     stood = [turn.accepted for turn in turns if turn.accepted is not None]
-    counts = {
-        "n_turns": len(turns),
-        "total_new_tokens": tokens,
-        "MAT": tokens / passes if passes else "",
-    }
+    counts: dict[str, Any] = {"n_turns": len(turns), "total_new_tokens": tokens}
+    counts["MAT"] = tokens / passes if passes else ""
     return counts | ({"draft_accept_mean": sum(stood) / max(passes, 1)} if stood else {})
 
 

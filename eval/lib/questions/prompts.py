@@ -24,13 +24,13 @@ def prompt_records(
     """
     written = set()
     for engine in engines:
-        forms = [(form.name, form.view.name) for form in engine.assembly.forms]
-        keys = [(*names, form.model.config) for names, form in zip(forms, engine.assembly.forms)]
+        forms = engine.assembly.forms
+        keys = [(form.name, form.view.name, form.model.config) for form in forms]
         fresh = [i for i, key in enumerate(keys) if key not in written]
         written |= set(keys)
         for request in engine.batcher.read(requests) if fresh else ():
             for i in fresh:
-                reader, view = forms[i]
+                reader, view, _ = keys[i]
                 ids = runs(request.rows[i])
                 flat = [each[0] if isinstance(each, list) else each for each in ids]
                 text = engine.encoder.tokenizer.decode(flat, skip_special_tokens=False)

@@ -19,6 +19,8 @@ SHORT = {
 MEASURES = {"humaneval": "pass@1", "humaneval-chat": "pass@1", "cnn-dm": "ROUGE-L"}
 """What sets are judged by, where that is not accuracy."""
 
+METRICS = ("accuracy", "pass@1", "rouge_l", "meteor")
+"""IbED's measures of answers, and pass@1."""
 EXAMPLES = "\nQuestion:", "\n\nQ:", "\n\nArticle:"
 """Beginnings of the questions after worked examples."""
 _OUTSIDE = r"[^\s#)\]}]"
@@ -39,6 +41,18 @@ def quality(sample: Sample, answer: str, run_code: bool = False) -> float | None
     if measure == "pass@1":
         return float(passes_tests(sample, answer)) if run_code else None
     return rouge_l(references(sample), answer) if measure else accuracy(sample, answer)
+
+
+def judge(sample: Sample, answer: str, run_code: bool = False) -> dict[str, float | None]:
+    """Return the measures of an answer to a sample's first question; None if they do not apply."""
+    answers = references(sample)
+    scores: dict[str, float | None] = dict.fromkeys(METRICS)
+    if MEASURES.get(sample.dataset) == "pass@1":
+        scores["pass@1"] = quality(sample, answer, run_code)
+    elif answers:
+        scores["accuracy"] = accuracy(sample, answer)
+        scores |= {"rouge_l": rouge_l(answers, answer), "meteor": meteor(answers, answer)}
+    return scores
 
 
 def accuracy(sample: Sample, answer: str) -> float | None:

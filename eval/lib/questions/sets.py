@@ -164,10 +164,8 @@ def add_follow_ups(
             turn = following.turns[0]
         elif kind in BORROWED:
             question, reference = borrowed[kind][i % len(borrowed[kind])].turns[0]
-            turn = (
-                BORROWED[kind].format(question=_sentence(question) if kind == "fact" else question),
-                reference,
-            )
+            question = _sentence(question) if kind == "fact" else question
+            turn = BORROWED[kind].format(question=question), reference
         else:
             turn = (REQUESTS[kind], "")
         out.append(replace(sample, turns=(*sample.turns, turn)))

@@ -17,7 +17,7 @@ from eval.lib.standins.replay import answers_of
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.data.rows import local_rows
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, reading
 
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
@@ -71,13 +71,13 @@ def read_conversations(
         if sample.id not in answers:
             raise InputError(f"{folder / ANSWERS}: no answer to {sample.id}; record it")
         topic = dict(sample.labels)["topic"]
-        hashes = [hashlib.sha256(image.content).hexdigest() for image in sample.images] or [
-            sample.id
-        ]
-        fold = fold_of.setdefault(hashes[0], topics[topic] % folds)
+        key = hashlib.sha256(sample.images[0].content).hexdigest() if sample.images else sample.id
+        fold = fold_of.setdefault(key, topics[topic] % folds)
         topics[topic] += 1
         questions = [question for question, _ in sample.turns]
-        turns = tuple(_turns(tokens, questions, answers[sample.id]))
+        what = f"{folder / ANSWERS}: not an answer to each question of {sample.id}"
+        with reading(what, "record them"):
+            turns = tuple(_turns(tokens, questions, answers[sample.id]))
         conversations.append(Conversation(sample.id, topic, turns, fold))
     return tuple(conversations)
 
@@ -120,8 +120,9 @@ def read_published(folder: Path) -> dict[str, dict[str, Published]]:
     published: dict[str, dict[str, Published]] = {}
     for row in local_rows(folder / PUBLISHED):
         values = row.values
-        counts = Published(values["new_tokens"], values["idxs"], values["identical"])
-        published.setdefault(values["method"], {})[values["question_id"]] = counts
+        with reading(f"{row.origin}: lacks a column", "give it"):
+            counts = Published(values["new_tokens"], values["idxs"], values["identical"])
+            published.setdefault(values["method"], {})[values["question_id"]] = counts
     return published
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eval.lib.drafts.config import Data
+from eval.lib.questions.sets import MMSPEC
 from jaxspec.errors import InputError, check_counts, check_seed
 
 
@@ -62,3 +63,5 @@ class RecordedConfig(Record, Replay):
         check_seed(self.seed)
         if self.folds < 2:
             raise InputError(f"folds: {self.folds}; give 2 or more")
+        if MMSPEC not in self.places:
+            raise InputError(f"data: no {MMSPEC}; give the record's folder as {MMSPEC}=FOLDER")

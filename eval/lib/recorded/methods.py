@@ -211,7 +211,7 @@ def mixture_passes(
             tokens.append(right_token)
         return min(gamma, len(answer))
 
-    return _passes(_started(sources, conversation, turn), sources, accepted)
+    return _passes(sources, conversation, turn, accepted)
 
 
 def tree_passes(
@@ -235,31 +235,30 @@ def tree_passes(
             drafts += 1
         return drafts
 
-    return _passes(_started(sources, conversation, turn), sources, accepted)
-
-
-def _started(sources: Sequence[Source], conversation: Conversation, turn: int) -> Turn:
-    """Begin the answer of a turn with all sources; return the turn."""
-    for source in sources:
-        source.start(conversation, turn)
-    return conversation.turns[turn]
+    return _passes(sources, conversation, turn, accepted)
 
 
 def _passes(
-    turn: Turn, sources: Sequence[Source], accepted: Callable[[list[int], Sequence[int]], int]
+    sources: Sequence[Source],
+    conversation: Conversation,
+    turn: int,
+    accepted: Callable[[list[int], Sequence[int]], int],
 ) -> int:
     """Return the target passes after prefill.
 
     accepted: Returns the number of accepted drafts of a block, from the tokens so far and the
       answer after them.
     """
-    at, read, passes = 1, len(turn.prompt), 0
-    while at < len(turn.answer):
-        tokens = [*turn.prompt, *turn.answer[:at]]
+    for source in sources:
+        source.start(conversation, turn)
+    prompt, answer = conversation.turns[turn].prompt, conversation.turns[turn].answer
+    at, read, passes = 1, len(prompt), 0
+    while at < len(answer):
+        tokens = [*prompt, *answer[:at]]
         for source in sources:
             source.read(tokens, read)
         read, passes = len(tokens), passes + 1
-        at += accepted(tokens, turn.answer[at:]) + 1
+        at += accepted(tokens, answer[at:]) + 1
     return passes
 
 

@@ -12,10 +12,12 @@ from tqdm import tqdm
 
 from eval.lib.output.bars import Bar, bars_svg
 from eval.lib.output.intervals import interval
+from eval.lib.output.report import Run
 from eval.lib.output.tables import Record, Table, number, percent
-from eval.lib.questions.mmspec_files import BASELINE, Turn
+from eval.lib.questions.mmspec_files import BASELINE, Turn, summary_csv, summary_rows
 from eval.lib.questions.sets import MMSPEC
 from eval.lib.recorded.answers import (
+    PUBLISHED,
     Conversation,
     Published,
     read_conversations,
@@ -25,6 +27,8 @@ from eval.lib.recorded.answers import (
 from eval.lib.recorded.config import RecordedConfig
 from eval.lib.recorded.methods import Answers, History, Similar, Source, passes_of
 from jaxspec.data.samples import Sample
+from jaxspec.errors import reading
+from jaxspec.files import write_text
 
 ALL = "all"
 REPLAYED = "Replayed: drafts without the target's hidden states"
@@ -45,6 +49,17 @@ class Tally:
     """Share of answers that equal the target's own; None for a replay, where all do."""
     plotted: bool = True
     """Whether the figure shows it."""
+
+
+def replay_recorded(config: RecordedConfig, run: Run) -> None:
+    """Measure drafts against recorded answers, next to the counts of published methods."""
+    conversations, methods = measure(config)
+    run.rows = rows_of(config, conversations, methods)
+    run.records = list(records_of(conversations, methods))
+    summary = summary_rows(summary_answers(conversations, methods))
+    write_text(run.folder / "summary.csv", summary_csv(summary))
+    write_text(run.folder / "bars.svg", recorded_figure(run.rows, methods))
+    run.write(recorded_table(config, conversations, run.rows))
 
 
 def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Tally]]:
@@ -73,12 +88,11 @@ def _published(
     """Return the recorded counts of a method, on the turns that the replay uses."""
     counts, same = {}, []
     for conversation in conversations:
-        sample_counts = by_sample[conversation.id]
         used = [i for i, turn in enumerate(conversation.turns) if turn.exact]
-        counts[conversation.id] = [
-            (sample_counts.new_tokens[i], sample_counts.passes[i]) for i in used
-        ]
-        same += [sample_counts.identical[i] for i in used]
+        with reading(f"{PUBLISHED}: {name} lacks a turn of {conversation.id}", "add its counts"):
+            of_turns = by_sample[conversation.id]
+            counts[conversation.id] = [(of_turns.new_tokens[i], of_turns.passes[i]) for i in used]
+            same += [of_turns.identical[i] for i in used]
     return Tally(NAMES.get(name, name), "recorded tree", counts, float(np.mean(same)))
 
 
@@ -112,12 +126,8 @@ def records_of(conversations: Sequence[Conversation], methods: Sequence[Tally]) 
     """Yield every conversation's counts: [new tokens, passes] of each used turn, by method."""
     for conversation in conversations:
         counts = {method.name: method.counts[conversation.id] for method in methods}
-        yield {
-            "sample": conversation.id,
-            "topic": conversation.topic,
-            "fold": conversation.fold,
-            "counts": counts,
-        }
+        fields = {"sample": conversation.id, "topic": conversation.topic}
+        yield fields | {"fold": conversation.fold, "counts": counts}
 
 
 def recorded_table(

@@ -279,11 +279,8 @@ def _tokens(row: DataRow, text: Any, ids: Any, count: Any, draft: LoadedModel) -
     """Return the ids of an answer; `count` is its recorded number of tokens, or None."""
     size = text_config(draft.config).vocab_size
     if ids is not None:
-        if (
-            not isinstance(ids, list)
-            or not ids
-            or not all(type(i) is int and 0 <= i < size for i in ids)
-        ):
+        valid = isinstance(ids, list) and all(type(i) is int and 0 <= i < size for i in ids)
+        if not (valid and ids):
             raise InputError(
                 f"{row.origin}: token_ids is no list of ids from 0 to {size - 1}; use the draft's "
                 "tokeniser"

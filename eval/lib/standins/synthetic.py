@@ -71,18 +71,15 @@ def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> Param
     """Make weights from Normal(0, 0.02) and norms of one, on the device and in one copy."""
     leaves, tree = jax.tree.flatten(abstract_params(config, dtype))
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
-    return jax.tree.unflatten(
-        tree, [_random_leaf(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves)]
-    )
+    arrays = [_random_leaf(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves)]
+    return jax.tree.unflatten(tree, arrays)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _random_leaf(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    return (
-        jnp.ones(shape, dtype)
-        if len(shape) < 2
-        else jax.random.normal(key, shape, dtype) * jnp.asarray(0.02, dtype)
-    )
+    if len(shape) < 2:
+        return jnp.ones(shape, dtype)
+    return jax.random.normal(key, shape, dtype) * jnp.asarray(0.02, dtype)
 
 
 def follow_cycle(config: LlavaConfig, params: Params, right: float = 1.0) -> Params:
@@ -103,10 +100,8 @@ def follow_cycle(config: LlavaConfig, params: Params, right: float = 1.0) -> Par
     dtype = params["language_model"]["lm_head"]["weight"].dtype
     decoder = dict(params["language_model"])
     decoder["lm_head"] = {"weight": jnp.asarray(head, dtype)}
-    decoder["model"] = decoder["model"] | {
-        "embed_tokens": {"embedding": jnp.asarray(embedding, dtype)}
-    }
-    decoder["model"] = jax.tree.map_with_path(_weakened, decoder["model"])
+    embedded = {"embed_tokens": {"embedding": jnp.asarray(embedding, dtype)}}
+    decoder["model"] = jax.tree.map_with_path(_weakened, decoder["model"] | embedded)
     return {**params, "language_model": decoder}
 
 

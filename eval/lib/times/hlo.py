@@ -145,17 +145,12 @@ class ProgramText:
             elif kind in ("get-tuple-element", "tuple"):
                 carried[operation["name"]] = open_channels
             if kind == "while":
-                total.add(
-                    self._cost(_called(line, "body")[0]), self._turns(_called(line, "condition")[0])
-                )
+                body, condition = (_called(line, role)[0] for role in ("body", "condition"))
+                total.add(self._cost(body), self._turns(condition))
             elif kind == "conditional":
-                branches = map(
-                    self._cost,
-                    _called(line, "branch_computations|true_computation|false_computation"),
-                )
-                total.add(
-                    min(branches, key=lambda cost: (cost.cycles.total(), cost.kernels.total()))
-                )
+                roles = "branch_computations|true_computation|false_computation"
+                costs = map(self._cost, _called(line, roles))
+                total.add(min(costs, key=lambda cost: (cost.cycles.total(), cost.kernels.total())))
             elif kind == "call":
                 total.add(self._cost(_called(line, "to_apply")[0]))
         return total
@@ -219,10 +214,8 @@ class ProgramText:
                     if i == 0 and kind in _SLICES:
                         part = array_bytes(operation["type"])
                     elif i == 0 and kind in _UPDATES:
-                        part, updates[place] = (
-                            0,
-                            array_bytes(types.get(operands[_UPDATES[kind]], "")),
-                        )
+                        part = 0
+                        updates[place] = array_bytes(types.get(operands[_UPDATES[kind]], ""))
                     elif i in inner[1]:
                         updates[place] = inner[1][i]
                     before = parts[place]
@@ -255,9 +248,8 @@ class ProgramText:
 
     def _turns(self, condition: str) -> int:
         """Return the turns of a loop that counts up to a constant; 1 if there is no number."""
-        numbers = re.findall(
-            r"s32\[\]\S* constant\((\d+)\)", "\n".join(self.computations[condition])
-        )
+        text = "\n".join(self.computations[condition])
+        numbers = re.findall(r"s32\[\]\S* constant\((\d+)\)", text)
         return int(numbers[0]) if len(numbers) == 1 else 1
 
 
@@ -288,9 +280,8 @@ def _operands(operation: re.Match[str]) -> list[str]:
 
 def _stage(line: str) -> str:
     name = re.search(r'op_name="([^"]*)"', line)
-    return (
-        next((part for part in name[1].split("/") if part in STAGES), "other") if name else "other"
-    )
+    parts = name[1].split("/") if name else []
+    return next((part for part in parts if part in STAGES), "other")
 
 
 _REWRITES = re.compile(r"(copy|transpose)_|bitcast_fusion")

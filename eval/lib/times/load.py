@@ -27,16 +27,16 @@ class Timing(NamedTuple):
 
 def ask(url: str, body: dict[str, Any]) -> Timing:
     """Stream an answer; raise InputError for a refusal."""
-    place = urlsplit(url)
-    kind = HTTPSConnection if place.scheme == "https" else HTTPConnection
+    address = urlsplit(url)
+    kind = HTTPSConnection if address.scheme == "https" else HTTPConnection
     streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
     headers = {"Content-Type": "application/json"}
     start, first, tokens = time.perf_counter(), 0.0, 0
     with (
         reading(f"url {url}: gives no answer", "start the server, or ask for what it has"),
-        closing(kind(place.netloc, timeout=600)) as connection,
+        closing(kind(address.netloc, timeout=600)) as connection,
     ):
-        path = f"{place.path.rstrip('/')}/v1/chat/completions"
+        path = f"{address.path.rstrip('/')}/v1/chat/completions"
         connection.request("POST", path, json.dumps(streamed), headers)
         answer = connection.getresponse()
         if answer.status != 200:

@@ -152,9 +152,8 @@ def _run_drafts(
 
     def step(_: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
         tokens, before = carry
-        draft, scratch = drafter.draft(
-            Committed(params, tokens, count, target, drafter.reads), before, weights, options
-        )
+        committed = Committed(params, tokens, count, target, drafter.reads)
+        draft, scratch = drafter.draft(committed, before, weights, options)
         after = drafter.commit(before, scratch, Verified(jnp.zeros_like(count)))
         return tokens.at[:, 0].set(draft.tokens[:, 0]), rewound(after, states)
 
@@ -293,7 +292,7 @@ def predicted_speedup(
 
 
 def time_members(
-    engine: Engine, request: Request, widths: Collection[int], repeats: int = 10
+    engine: Engine, request: Request, widths: Collection[int]
 ) -> dict[int, list[float]]:
     """Time a pass of each model over so many tokens after the prompt, in milliseconds."""
     state = engine.prefill([request])
@@ -304,7 +303,7 @@ def time_members(
     calls = {
         f"{width} {m}": member.over(width) for width in widths for m, member in enumerate(members)
     }
-    ms = time_loops(calls, repeats)
+    ms = time_loops(calls, repeats=10)
     return {width: [ms[f"{width} {m}"] for m in range(len(members))] for width in widths}
 
 
@@ -320,7 +319,7 @@ class Roofline:
     """Floating-point operations a second by a product of square matrices, in 1e12."""
 
 
-def measure_roofline(dtype: jnp.dtype, megabytes: int, side: int, repeats: int = 20) -> Roofline:
+def measure_roofline(dtype: jnp.dtype, megabytes: int, side: int) -> Roofline:
     """Run the probes, in turns.
 
     Args:
@@ -343,7 +342,7 @@ def measure_roofline(dtype: jnp.dtype, megabytes: int, side: int, repeats: int =
         state[name] = _run_probe(step, state[name], other, times)
         return state[name]
 
-    ms = time_loops({name: partial(call, name) for name in probes}, repeats, "roofline")
+    ms = time_loops({name: partial(call, name) for name in probes}, 20, "roofline")
     size = depth * width * dtype.itemsize
     return Roofline(
         2 * size / ms["copy"] / 1e6, size / ms["read"] / 1e6, 2 * side**3 / ms["matmul"] / 1e9

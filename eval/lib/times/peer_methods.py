@@ -82,10 +82,8 @@ def ours(
             if text_config(target.config) is target.config:
                 ways.append(("text draft + lookup", ("T", "lookup"), draft))
     for (name, views, draft), gamma in product(ways, gammas):
-        how = replace(config, views=views, gamma=gamma)
-        methods[f"jaxspec speculative, {name}, gamma = {gamma}"] = method(
-            Engine(target, draft, how)
-        )
+        engine = Engine(target, draft, replace(config, views=views, gamma=gamma))
+        methods[f"jaxspec speculative, {name}, gamma = {gamma}"] = method(engine)
     return methods
 
 
@@ -126,7 +124,7 @@ def theirs(
     def method(
         assistant: Any = None, gamma: int = GAMMA, schedule: str = "constant", **options: Any
     ) -> Method:
-        """Return a method that answers by transformers, and times it behind its prefill."""
+        """Return a method that answers by transformers; the first one's runs also time prefill."""
 
         def run(prompt: Prompt, new: int) -> Timed:
             if assistant is not None:
@@ -138,24 +136,19 @@ def theirs(
                 options["assistant_model"] = assistant
             inputs = expanded(prompt)
             length = inputs["input_ids"].shape[1]
-            inputs |= options | {
-                "do_sample": False,
-                "pad_token_id": 3,
-                "eos_token_id": text_config(config).eos_token_id,
-            }
+            special = {"pad_token_id": 3, "eos_token_id": text_config(config).eos_token_id}
+            inputs |= options | special | {"do_sample": False}
+            key = prompt.tokens.tobytes()
             with torch.inference_mode():
-                start = time.perf_counter()
                 if assistant is None and not options:
+                    start = time.perf_counter()
                     model.generate(**inputs, max_new_tokens=1)
-                first, used = time.perf_counter(), time.process_time()
+                    prefill[key] = time.perf_counter() - start
                 calls[0] = 0
+                start, used = time.perf_counter(), time.process_time()
                 tokens = model.generate(**inputs, max_new_tokens=new)[0, length:].tolist()
-                end, used = time.perf_counter(), time.process_time() - used
-            if first - start > 1e-3:
-                prefill[prompt.tokens.tobytes()] = first - start
-            spent = end - first
-            decoding = spent - prefill[prompt.tokens.tobytes()]
-            return Timed(tuple(tokens), spent, decoding, used, calls[0])
+                spent, used = time.perf_counter() - start, time.process_time() - used
+            return Timed(tuple(tokens), spent, spent - prefill[key], used, calls[0])
 
         return run
 
@@ -165,9 +158,8 @@ def theirs(
         tokens, pixels = prompt.tokens, {}
         if prompt.images:
             assert target.image_processor is not None
-            tokens = np.repeat(
-                tokens, np.where(tokens == config.image_token_index, config.image_tokens, 1)
-            )
+            slots = np.where(tokens == config.image_token_index, config.image_tokens, 1)
+            tokens = np.repeat(tokens, slots)
             pages = [
                 target.image_processor(images=image, return_tensors="pt") for image in prompt.images
             ]

@@ -125,11 +125,8 @@ class Pair:
 
     def prompts(self, batch: int, views: int) -> PromptBatch:
         """Return rows of `context` tokens."""
-        length = self.config.context
-        tokens = (
-            jnp.arange(batch * length).reshape(batch, -1)
-            % text_config(self.config.draft).vocab_size
-        )
+        length, vocabulary = self.config.context, text_config(self.config.draft).vocab_size
+        tokens = jnp.arange(batch * length).reshape(batch, -1) % vocabulary
         rows = PromptRows(tokens.astype(jnp.int32), jnp.full(batch, length, jnp.int32))
         weights = jnp.full((batch, views), 1 / views, jnp.float32)
         return PromptBatch(rows, None, weights, (ViewRows((rows,) * views, None),))
@@ -167,11 +164,8 @@ def measure_passes(pair: Pair, batch: int, slots: int) -> list[Record]:
         {"kind": "passes", "batch": batch, "slots": slots, "target_ms": ms["target 1"]}
         | {"verify_ms": {str(gamma): ms[f"target {gamma + 1}"] for gamma in config.gammas}}
         | {"draft_ms": {str(views): ms[f"draft {views}"] for views in config.views}}
-        | {
-            "effective_gbps": gbps,
-            "copy_share": gbps / roofline.copy_gbps,
-            "read_share": gbps / roofline.read_gbps,
-        }
+        | {"effective_gbps": gbps, "copy_share": gbps / roofline.copy_gbps}
+        | {"read_share": gbps / roofline.read_gbps}
         | {"matmul_share": tflops / roofline.matmul_tflops, "roofline": vars(roofline)}
     ]
 
@@ -198,16 +192,13 @@ def measure_images(pair: Pair) -> list[Record]:
     answers = {images: config.answers.get(images, config.new) for images in config.images}
     calls: dict[str, Callable[[int], Any]] = {}
     for name, model in (("target", pair.target), ("draft", pair.draft)):
+        weighted = model.model, model.params
         for images in config.images if model.model.has_vision else (0,):
             if images:
                 pixels = image_zeros(model.config, 1, images)
-                calls[f"{name} tower {images}"] = _repeated(
-                    _run_encode, model.model, model.params, pixels
-                )
+                calls[f"{name} tower {images}"] = _repeated(_run_encode, *weighted, pixels)
             prompt = pair.image_prompt(model, images)
-            calls[f"{name} prefill {images}"] = _repeated(
-                _run_prefill, model.model, model.params, *prompt
-            )
+            calls[f"{name} prefill {images}"] = _repeated(_run_prefill, *weighted, *prompt)
             if name == "target":
                 slots = prompt[0].tokens.shape[1] + answers[images] // 2
                 calls[f"target decoding {images}"] = pair.passes(model, 1, slots, 1).over(1)
@@ -236,9 +227,8 @@ def _run_encode(model: LanguageModel, params: Params, pixels: dict[str, Array]) 
 def _run_prefill(
     model: LanguageModel, params: Params, rows: PromptRows, features: Array | None
 ) -> Array:
-    logits, cache = model.prefill(
-        params, model.embed(params, rows, features), rows, rows.tokens.shape[1]
-    )
+    embeds = model.embed(params, rows, features)
+    logits, cache = model.prefill(params, embeds, rows, rows.tokens.shape[1])
     return logits + cache.k[-1][0, 0, 0, 0] * 0
 
 
@@ -253,9 +243,8 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
     for views in pair.config.views:
         for rule in ("static", *rules) if views > 1 else ("static",):
             program = Speculator(pair.target.model, pair.drafter(views), parse_weighting(rule))
-            state = run_prefill(
-                program, pair.params, pair.prompts(batch, views), options, pair.config.new
-            )
+            prompts = pair.prompts(batch, views)
+            state = run_prefill(program, pair.params, prompts, options, pair.config.new)
             calls[f"{views} {rule}"] = blocks(program, pair.params, state, options)
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.weighting)) // batch
             row = {"kind": "mixtures", "batch": batch, "views": views, "rule": rule}
