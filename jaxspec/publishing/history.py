@@ -51,12 +51,14 @@ def measured_tables(source: Path) -> dict[str, str]:
 
 def _stages(source: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Return the folders and configurations of the stages that wrote RUNS/hf, in their order."""
-    runs = []
+    stages = []
     for file in _run_files(source, "train_config.json"):
         with suppress(InputError):
-            runs.append((file.parent, read_json(file)))
-    staged = [(folder, run) for folder, run in runs if "data" in run]
-    return sorted(staged, key=lambda stage: len(stage[1].get("before", {})))
+            run = read_json(file)
+            # Stages of recipes list their data sets, and `train.text` names its one file.
+            if all(isinstance(entry, list) for entry in run.get("data", [""])):
+                stages.append((file.parent, run))
+    return sorted(stages, key=lambda stage: len(stage[1].get("before", {})))
 
 
 def _run_files(source: Path, name: str) -> list[Path]:

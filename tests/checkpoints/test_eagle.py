@@ -133,6 +133,9 @@ def test_a_card_says_how_a_head_was_trained_and_what_serves_it(tmp_path: Path) -
         data = [["/data/eyes_t0", 1.0, 5000, "abc"]]
         (runs / name / "train_config.json").write_text(json.dumps(options | {"data": data}))
         (runs / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, steps)) + "\n{")
+    (runs / "text").mkdir()  # of `train.text`, in the same folder of runs
+    run = options | {"data": ["/data/train.jsonl", 9, "abc"]}
+    (runs / "text" / "train_config.json").write_text(json.dumps(run))
     table = "| row | tokens per pass | 95 % |\n|---|---:|---:|\n| head | 2.5 | 2.4 to 2.6 |"
     for name in ("other", "table"):  # of one title
         (runs / name).mkdir()
