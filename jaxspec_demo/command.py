@@ -219,11 +219,9 @@ def _write(console: Console, answer: Iterator[Result]) -> list[tuple[str, int]]:
         for piece, place in tokens[printed:]:
             console.print(Text(printable(piece), DRAFTED if place >= 0 else ""), end="")
     drafted = sum(place >= 0 for _, place in tokens)
-    text = (
-        f"\n\n{drafted} of the answer's {len(tokens)} tokens were ",
-        ("written by the draft", DRAFTED),
-    )
-    console.print(Text.assemble(*text, " and kept by the target."))
+    counts = f"\n\n{drafted} of the answer's {len(tokens)} tokens were "
+    written = "written by the draft", DRAFTED
+    console.print(Text.assemble(counts, written, " and kept by the target."))
     return tokens
 
 

@@ -176,33 +176,22 @@ def read_turn(rng: np.random.Generator, scene: Scene) -> Turn:
     cell, thing = pick(rng, signs)
     noun, name, way = pick(rng, NOUNS), ref(scene, cell), below(rng, 4)
     if way == 0:
-        answer = (
-            f"the {name} says {thing.word}."
-            if " at " in name
-            else f"the {name} {at(cell)} says {thing.word}."
-        )
-        return f"What does the {name} say?", join(answer, neighbour(scene, cell))
-    if way == 1:
-        body = f"it is written on {an(thing.colour)} sign."
-        return f"What is written {at(cell)}?", join(
-            f"the word {thing.word} is written {at(cell)}.", body, neighbour(scene, cell)
-        )
-    if way == 2:
-        reading = [
-            f"{other_thing.word} on {an(short(other_thing))} {at(where)}"
-            for where, other_thing in signs
-        ]
-        rest_of = rest(scene, *(where for where, _ in signs))
-        body = (
-            f"the {noun} also shows {listing(rest_of)}."
-            if rest_of
-            else "there is nothing else to see."
-        )
-        return f"Read all the text {inside(noun)}.", join(f"the text is {listing(reading)}.", body)
-    body = f"the word is {thing.word}, and the {thing.colour} sign is {at(cell)}."
-    return f"Which word can you read on the {name}?", join(
-        f"I can read {thing.word}.", body, neighbour(scene, cell)
-    )
+        sign = name if " at " in name else f"{name} {at(cell)}"
+        question, reading, more = f"What does the {name} say?", f"the {sign} says {thing.word}.", ""
+    elif way == 1:
+        question = f"What is written {at(cell)}?"
+        reading = f"the word {thing.word} is written {at(cell)}."
+        more = f"it is written on {an(thing.colour)} sign."
+    elif way == 2:
+        texts = [f"{sign.word} on {an(short(sign))} {at(where)}" for where, sign in signs]
+        things = rest(scene, *(where for where, _ in signs))
+        more = f"the {noun} also shows {listing(things)}." if things else ""
+        more = more or "there is nothing else to see."
+        return f"Read all the text {inside(noun)}.", join(f"the text is {listing(texts)}.", more)
+    else:
+        question, reading = f"Which word can you read on the {name}?", f"I can read {thing.word}."
+        more = f"the word is {thing.word}, and the {thing.colour} sign is {at(cell)}."
+    return question, join(reading, more, neighbour(scene, cell))
 
 
 def read(rng: np.random.Generator) -> Sample:
@@ -291,9 +280,8 @@ def _relative(rng: np.random.Generator, scene: Scene) -> Turn | None:
     else:
         answer = f"{an(full(neighbour_thing))} is {where} the {name}."
         body = f"the {name} is {at(cell)}, and the {short(neighbour_thing)} is {at(to)}."
-    return f"What is {where} the {name}?", join(
-        answer, body, remark(scene) if neighbour_thing is None else ""
-    )
+    ending = remark(scene) if neighbour_thing is None else ""
+    return f"What is {where} the {name}?", join(answer, body, ending)
 
 
 def _more(rng: np.random.Generator, scene: Scene) -> Turn:
@@ -303,19 +291,14 @@ def _more(rng: np.random.Generator, scene: Scene) -> Turn:
     if a == b:
         b = other(rng, COLOURS, a)
     n, m = (sum(thing.colour == tint for thing in things) for tint in (a, b))
-    verdict = (
-        "yes, there are more"
-        if n > m
-        else "no, there are as many"
-        if n == m
-        else "no, there are fewer"
-    )
-    answer = f"{verdict} {a} things {'as' if n == m else 'than'} {b} things."
+    verdict, word = "yes, there are more" if n > m else "no, there are fewer", "than"
+    if n == m:
+        verdict, word = "no, there are as many", "as"
+    answer = f"{verdict} {a} things {word} {b} things."
     body = f"the {noun} has {number(n, f'{a} thing')} and {number(m, f'{b} thing')}."
     question = f"Are there more {a} things than {b} things {inside(noun)}?"
-    return question, join(
-        answer, body, f"in all {there(len(things))} {number(len(things), 'thing')}."
-    )
+    in_all = f"in all {there(len(things))} {number(len(things), 'thing')}."
+    return question, join(answer, body, in_all)
 
 
 def _same(rng: np.random.Generator, scene: Scene) -> Turn | None:
@@ -339,13 +322,11 @@ def _take_away(rng: np.random.Generator, scene: Scene) -> Turn | None:
     cell, _ = pick(rng, distinct)
     name, remainder = ref(scene, cell), rest(scene, cell)
     question = f"What is left if you take away the {name}?"
-    if not remainder:
-        return question, join(
-            "then nothing is left.", f"the {name} {at(cell)} is the only thing there."
-        )
-    answer = f"then {listing(remainder)} {'is' if len(remainder) == 1 else 'are'} left."
-    before = f"{there(len(remainder) + 1)} {number(len(remainder) + 1, 'thing')} before"
-    body = f"the {name} is {at(cell)}, and {before}."
+    answer, body = "then nothing is left.", f"the {name} {at(cell)} is the only thing there."
+    if remainder:
+        answer = f"then {listing(remainder)} {'is' if len(remainder) == 1 else 'are'} left."
+        before = f"{there(len(remainder) + 1)} {number(len(remainder) + 1, 'thing')} before"
+        body = f"the {name} is {at(cell)}, and {before}."
     return question, join(answer, body)
 
 
@@ -384,21 +365,16 @@ def chart_turn(rng: np.random.Generator, page: Chart) -> Turn:
         best = (max, min)[way](heights)
         top = [colour for colour, height in page.bars if height == best]
         bars = f"the {listing(top)} {'bar is' if len(top) == 1 else 'bars are'}"
-        other_bars = _bars(page, *top)
-        body = f"{other_bars}." if other_bars else "all bars have the same height."
-        return f"Which bar is the {word} {inside(noun)}?", join(
-            f"{bars} the {word} with a height of {best}.", body
-        )
+        answer = f"{bars} the {word} with a height of {best}."
+        other_bars = _bars(page, *top) or "all bars have the same height"
+        return f"Which bar is the {word} {inside(noun)}?", join(answer, f"{other_bars}.")
     if way == 2:
-        answer = f"the {a} bar {bar_at(i)} is {x} tall."
-        return f"How tall is the {a} bar? Compare it with the others.", join(
-            answer, f"{_bars(page, a)}."
-        )
+        question = f"How tall is the {a} bar? Compare it with the others."
+        return question, join(f"the {a} bar {bar_at(i)} is {x} tall.", f"{_bars(page, a)}.")
     if way == 3:
         body = f"the {a} bar is {x} tall and the {b} bar is {y} tall, so {x} + {y} = {x + y}."
-        return f"What is the sum of the {a} bar and the {b} bar?", join(
-            f"the sum is {x + y}.", body
-        )
+        question = f"What is the sum of the {a} bar and the {b} bar?"
+        return question, join(f"the sum is {x + y}.", body)
     if way == 4:
         high, low = ((a, x), (b, y)) if x >= y else ((b, y), (a, x))
         answer = f"the {high[0]} bar is {high[1] - low[1]} taller than the {low[0]} bar."

@@ -40,6 +40,12 @@ OPENINGS = (
     "I found", "The two",
 )  # fmt: skip
 """How first sentences begin that say nothing worth keeping."""
+SUMMARIES = (
+    ("Sum up your answer in short.", "In short,"),
+    ("Say that again in fewer words.", "In other words,"),
+    ("What is the main point of your answer?", "The main point is this:"),
+)
+"""How a summary is asked for, and how it begins."""
 
 
 def _with_page(rng: np.random.Generator, sample: Sample) -> tuple[Sample, str]:
@@ -67,21 +73,16 @@ def question(rng: np.random.Generator, sample: Sample) -> Sample:
     sample, lead = _with_page(rng, sample)
     if len(sample.scenes) == 1:
         page = sample.scenes[0]
-        question_text, answer = (
-            chart_turn(rng, page) if isinstance(page, Chart) else reason_turn(rng, page)
-        )
-        return _add(sample, lead + question_text, answer)
+        text, answer = chart_turn(rng, page) if isinstance(page, Chart) else reason_turn(rng, page)
+        return _add(sample, lead + text, answer)
     i, name = _which(rng, sample, "picture")
     scene = sample.scenes[i]
     assert isinstance(scene, Scene)
     cell, thing = pick(rng, scene.things)
     remainder = rest(scene, cell)
     more = f"{name} also has {listing(remainder)}." if remainder else f"{name} has nothing else."
-    return _add(
-        sample,
-        f"What is {at(cell)} of {name}?",
-        join(f"{an(full(thing))} is {at(cell)} of {name}.", more),
-    )
+    answer = join(f"{an(full(thing))} is {at(cell)} of {name}.", more)
+    return _add(sample, f"What is {at(cell)} of {name}?", answer)
 
 
 def caption_it(rng: np.random.Generator, sample: Sample) -> Sample:
@@ -107,19 +108,11 @@ def summary(rng: np.random.Generator, sample: Sample) -> Sample:
     gist = sentences[-1:] if sample.dataset == "sums" else sentences[:1]
     if len(sample.images) == 5:
         gist = [sentences[0], sentences[-1]]
-    request, opening = pick(
-        rng,
-        (
-            ("Sum up your answer in short.", "In short"),
-            ("Say that again in fewer words.", "In other words"),
-            ("What is the main point of your answer?", "The main point is this"),
-        ),
-    )
+    request, opening = pick(rng, SUMMARIES)
     first = gist[0].removeprefix("First, ")
     if first.split(" ")[0] not in PROPER:
         first = first[0].lower() + first[1:]
-    mark = ":" if opening.endswith("this") else ","
-    return _add(sample, request, ". ".join([f"{opening}{mark} {first}", *gist[1:]]) + ".")
+    return _add(sample, request, ". ".join([f"{opening} {first}", *gist[1:]]) + ".")
 
 
 def story(rng: np.random.Generator, sample: Sample) -> Sample:

@@ -79,12 +79,8 @@ class Probe:
     @classmethod
     def of(cls, kind: str, expected: str, reference: str) -> Probe:
         """Return a question's probe: values that its reference answer does not name are wrong."""
-        values = mentioned(kind, reference)
-        return cls(
-            kind,
-            expected,
-            tuple(value for value in VALUES[kind] if value not in values and value != expected),
-        )
+        right = {expected, *mentioned(kind, reference)}
+        return cls(kind, expected, tuple(value for value in VALUES[kind] if value not in right))
 
     def correct(self, answer: str) -> bool:
         """Return whether `answer` says the expected value and no wrong one.

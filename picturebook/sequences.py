@@ -187,18 +187,14 @@ def saga(rng: np.random.Generator) -> Sample:
         assert friend is not None
         who = f"{name} the {short(hero)}" if i in (0, 4) else name
         verb = ("was at", "went to", "came to", "stayed at", "slept at")[i]
-        sentences.append(
-            f"{connector}, {who} {verb} the {PLACES[cell]}, {side(near[0], cell)} "
-            f"{an(full(friend))}."
-        )
+        where = f"the {PLACES[cell]}, {side(near[0], cell)} {an(full(friend))}"
+        sentences.append(f"{connector}, {who} {verb} {where}.")
         scenes.append(scene)
-    question = pick(
-        rng,
-        (
-            f"{placeholders(5)}Tell the story of {name} the {hero.kind} in these five pictures.",
-            f"{placeholders(5)}{name} is the {short(hero)}. What happens to {name}?",
-        ),
+    questions = (
+        f"Tell the story of {name} the {hero.kind} in these five pictures.",
+        f"{name} is the {short(hero)}. What happens to {name}?",
     )
+    question = placeholders(5) + pick(rng, questions)
     return drawn("saga", rng, scenes, [(question, join(*sentences))])
 
 
@@ -211,14 +207,11 @@ def album(rng: np.random.Generator) -> Sample:
         end = f" near {remainder[0]}" if remainder else f" {at(cell)}"
         sentences.append(f"{connector}, {name} {doing(thing)}{end}.")
         scenes.append(scene)
-    question = pick(
-        rng,
-        (
-            f"{placeholders(5)}These are five pictures of a day with {name}. Write the story of "
-            f"the day.",
-            f"{placeholders(5)}Write a story about {name}, one sentence for each picture.",
-        ),
+    questions = (
+        f"These are five pictures of a day with {name}. Write the story of the day.",
+        f"Write a story about {name}, one sentence for each picture.",
     )
+    question = placeholders(5) + pick(rng, questions)
     return drawn("album", rng, scenes, [(question, join(*sentences))])
 
 

@@ -114,14 +114,12 @@ def _check_known(what: str, name: str, names: Collection[str]) -> None:
 
 def probe_set(n_per_kind: int = 40) -> list[Sample]:
     """Return `n_per_kind` fixed attribute questions of each of `PROBE_KINDS`, each with a probe."""
-    return [
-        replace(
-            probe_sample(np.random.default_rng((PROBE_STREAM, k, i)), kind),
-            id=f"probe-{kind}-{i:03d}",
-        )
-        for k, kind in enumerate(PROBE_KINDS)
-        for i in range(n_per_kind)
-    ]
+    samples = []
+    for k, kind in enumerate(PROBE_KINDS):
+        for i in range(n_per_kind):
+            sample = probe_sample(np.random.default_rng((PROBE_STREAM, k, i)), kind)
+            samples.append(replace(sample, id=f"probe-{kind}-{i:03d}"))
+    return samples
 
 
 @lru_cache(maxsize=32)

@@ -302,10 +302,8 @@ def save_adapter(
     with directories.written_whole(path, overwrite=True) as fresh:
         directories.write_json(fresh / "config.json", config.to_hf())
         directories.write_json(fresh / CONFIG, entries)
-        write_tensors(
-            fresh / WEIGHTS,
-            {_PREFIX + name: cast(leaf, dtype) for name, leaf in tensors.items()},
-        )
+        stored = {_PREFIX + name: cast(leaf, dtype) for name, leaf in tensors.items()}
+        write_tensors(fresh / WEIGHTS, stored)
         save_processors(fresh, config, None, image_processor)
 
 

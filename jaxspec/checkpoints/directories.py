@@ -40,7 +40,8 @@ PARTS = re.compile(
 )
 """Names of the files that a checkpoint consists of."""
 _WEIGHTS = (".safetensors", ".bin")
-_READ = (*_WEIGHTS, ".json", ".model", ".txt", ".jinja")
+READ = (".json", ".model", ".txt", ".jinja")
+"""Suffixes of the files, except weights, that decide a model's inputs and outputs."""
 _POINTER = b"version https://git-lfs"
 """Beginning of the file that a clone without git-lfs has in place of a large one."""
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -62,7 +63,7 @@ def check_files(path: Path) -> None:
     if home.parent.name == "snapshots":  # of a hub cache, whose models may share their blobs
         homes += [folder / "blobs" for folder in home.parents[1:3]]  # not where a link leads
     for file in (*path.glob("*"), *path.glob("additional_chat_templates/*")):
-        if file.suffix not in _READ:
+        if file.suffix not in (*_WEIGHTS, *READ):
             continue
         there = Path(os.path.realpath(file))
         if not any(there.is_relative_to(home) for home in homes):

@@ -14,12 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checkpoints.directories import (
-    SINGLE,
-    parse_config,
-    quantisation_of,
-    read_raw_config,
-)
+from jaxspec.checkpoints.directories import SINGLE, parse_config, quantisation_of, read_raw_config
 from jaxspec.checkpoints.formats.quantised import QuantisedMatrix, dequantised
 from jaxspec.checkpoints.formats.tensor_files import (
     FLOATS,

@@ -44,12 +44,7 @@ NEUTRAL: dict[str, Any] = {
 }
 """Setting that changes transformers' answers and no answers here -> the value with which it does
 not."""
-SAMPLING = {
-    "top_h": None,
-    "typical_p": 1,
-    "epsilon_cutoff": 0,
-    "eta_cutoff": 0,
-}
+SAMPLING = {"top_h": None, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0}
 """More of them, which transformers reads with do_sample only."""
 BEAMS = {"length_penalty": 1, "early_stopping": False, "diversity_penalty": 0}
 """More of them, which transformers reads with several beams only."""

@@ -9,13 +9,13 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from jaxspec.checkpoints.directories import is_original_llava, read_raw_config, without_torch
+from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.formats import original_llava
 from jaxspec.checkpoints.formats.gguf_files import converted
 from jaxspec.errors import InputError, check_path, reading
 from jaxspec.plugins import load_plugin, plugins
 
-SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md", "mask_embedding.pt")
+SMALL = (*(f"*{suffix}" for suffix in directories.READ), "README.md", "mask_embedding.pt")
 """Patterns of a checkpoint's files, except its weights."""
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 """The form of a repository's id on the hub."""
@@ -58,7 +58,7 @@ def locate(
 
 def _is_original_llava(path: Path) -> bool:
     with suppress(InputError):  # whoever reads the model reports it
-        return is_original_llava(read_raw_config(path))
+        return directories.is_original_llava(directories.read_raw_config(path))
     return False
 
 
@@ -98,7 +98,7 @@ def fetch_checkpoint(
             fetch = partial(snapshot_download, repository, revision=revision)
             weights = "model*.safetensors"
             path = Path(fetch(allow_patterns=[*(files or (*SMALL, weights))]))
-            if files is None and not any(path.glob(weights)) and not without_torch():
+            if files is None and not any(path.glob(weights)) and not directories.without_torch():
                 fetch(allow_patterns=["pytorch_model*.bin"])
             return path
         except GatedRepoError as error:

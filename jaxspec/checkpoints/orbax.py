@@ -183,10 +183,8 @@ class Checkpoints:
             raise
         except Exception as error:  # Orbax and TensorStore raise anything of files that are damaged
             contents, reason = None, f"{type(error).__name__}: {' '.join(str(error).split())}"[:120]
-        if (
-            jax.process_count() > 1
-            and not multihost_utils.process_allgather(np.bool_(contents is not None)).all()
-        ):
+        is_read = np.bool_(contents is not None)
+        if jax.process_count() > 1 and not multihost_utils.process_allgather(is_read).all():
             contents, reason = None, reason or "another process cannot"
         return contents, reason
 

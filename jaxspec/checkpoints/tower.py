@@ -50,12 +50,8 @@ def read_tower(path_or_id: str | Path, dtype: jnp.dtype) -> Params:
     files, problems = tower_files(path_or_id), []
     config, quantisation = directories.described(files[0].parent)  # which also checks the files
     layouts, tree = _layouts(config)
-    tensors = [
-        tensor
-        for file in files
-        for tensor in list_file(file)
-        if _parameter(tensor.name, config, quantisation) in layouts
-    ]
+    listed = (tensor for file in files for tensor in list_file(file))
+    tensors = [x for x in listed if _parameter(x.name, config, quantisation) in layouts]
     if quantisation is not None:
         tensors = dequantised(tensors, quantisation, problems)
     stored = fitting.in_hub_layout(tensors, family_of(config.model_type).layouts, problems)

@@ -95,17 +95,14 @@ class GemmaConfig(RotaryConfig):
         if (kind := local.get("rope_type", "default")) != "default":
             raise InputError(f"text config: rope_type {kind!r:.40} of sliding layers; give default")
         theta = local.get("rope_theta", raw.get("rope_local_base_freq"))
-        return super().from_hf(
-            raw
-            | {
-                "rope_scaling": None,
-                "rope_parameters": {"rope_theta": raw.get("rope_theta")}
-                | full
-                | (raw.get("rope_scaling") or {}),
-                "rope_local_base_freq": theta,
-                "hidden_act": raw.get("hidden_activation"),
-            }
-        )
+        rotary = {"rope_theta": raw.get("rope_theta")} | full | (raw.get("rope_scaling") or {})
+        changes = {
+            "rope_scaling": None,
+            "rope_parameters": rotary,
+            "rope_local_base_freq": theta,
+            "hidden_act": raw.get("hidden_activation"),
+        }
+        return super().from_hf(raw | changes)
 
     def to_hf(self) -> dict[str, Any]:
         out = super().to_hf()

@@ -279,12 +279,8 @@ def _sample(spec: Benchmark, number: int, row: DataRow) -> Sample:
 
 def _sample_of(spec: Benchmark, number: int, row: DataRow) -> Sample:
     """Return the sample of a row; InputError for a row that lacks its images or answer."""
-    images = tuple(
-        stored_image(row, column, row.values[column])
-        for column in sorted(
-            filter(re.compile(spec.images).fullmatch, row.values), key=_column_number
-        )
-    )
+    columns = sorted(filter(re.compile(spec.images).fullmatch, row.values), key=_column_number)
+    images = tuple(stored_image(row, column, row.values[column]) for column in columns)
     if spec.images and not images:
         raise InputError(f"no image in column {spec.images!r}, of {list(row.values)}")
     question = text_of(row, spec.question) if spec.question else ""

@@ -332,11 +332,8 @@ def _history(history: Any) -> list[Any]:
     if isinstance(turns, list) and all(isinstance(turn, Mapping) for turn in turns):
         return turns
     for turn in turns if isinstance(turns, list) else [turns]:
-        if (
-            not isinstance(turn, list)
-            or len(turn) != 2
-            or not all(isinstance(t, str) for t in turn)
-        ):
+        is_list = isinstance(turn, list) and all(isinstance(text, str) for text in turn)
+        if not is_list or len(turn) != 2:
             raise InputError(f"history: {turn!r:.60} is no [question, answer]; mend the row")
     return _pairs(turns)
 

@@ -180,13 +180,8 @@ class PromptEncoder:
         before, answer = self._lasting(prompt, answer, conversation)
         (following,) = self._encoded([self._following(conversation, answer)])
         after = _prompt([*before, *answer, *following], conversation)
-        return replace(
-            prompt,
-            tokens=after.tokens,
-            images=(*prompt.images, *after.images),
-            turn=prompt.turn + 1,
-            continued=False,
-        )
+        images, turn = (*prompt.images, *after.images), prompt.turn + 1
+        return replace(prompt, tokens=after.tokens, images=images, turn=turn, continued=False)
 
     def dialogues(
         self, conversations: Sequence[Sequence[Message]]

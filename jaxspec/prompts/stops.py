@@ -164,10 +164,6 @@ def text_so_far(before: str, text: str, stops: Sequence[str]) -> str:
     """
     letters = text.rstrip("\ufffd").rstrip()
     longer = before + letters[len(before) :]
-    overlaps = (
-        n
-        for stop in stops
-        for n in range(1, min(len(stop), len(longer) + 1))
-        if longer.endswith(stop[:n])
-    )
-    return longer[: max(len(longer) - max(overlaps, default=0), len(before))]
+    starts = (stop[:n] for stop in stops for n in range(1, min(len(stop), len(longer) + 1)))
+    unsure = max((len(start) for start in starts if longer.endswith(start)), default=0)
+    return longer[: max(len(longer) - unsure, len(before))]

@@ -111,11 +111,8 @@ def push(folder: Path, repository: Repository) -> Pushed:
                 f"it, then give --onto {newest[:8]}, or give another name"
             )
         keeps_card = CARD in files and (not is_own or _record_of(name).get("keeps_card", False))
-        stale = [
-            file
-            for file in files
-            if PARTS.fullmatch(file.partition("/")[0]) and not (folder / file).exists()
-        ]
+        parts = (file for file in files if PARTS.fullmatch(file.partition("/")[0]))
+        stale = [file for file in parts if not (folder / file).exists()]
         # A push whose reply was lost repeats no commit: `upload_folder` makes none where the hub
         # holds all files as they are here, and returns the newest revision.
         mark = uuid.uuid4().hex[:12]

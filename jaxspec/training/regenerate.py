@@ -82,11 +82,8 @@ def regenerate(
 
     def missing() -> list[int]:
         _claim(folder, work)
-        return [
-            chunk
-            for chunk in range(shard[0], work.chunks, shard[1])
-            if not _file(folder, chunk).exists()
-        ]
+        chunks = range(shard[0], work.chunks, shard[1])
+        return [chunk for chunk in chunks if not _file(folder, chunk).exists()]
 
     def answer(members: Sequence[int]) -> list[dict[str, Any]]:
         return _answer(engine, {i: source[i] for i in members}, work)

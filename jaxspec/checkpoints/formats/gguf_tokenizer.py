@@ -40,22 +40,16 @@ def gguf_tokenizer(entries: dict[str, Any]) -> Any:
         _as_transformers(entries["general.architecture"], metadata), metadata
     )
     words = backend.pre_tokenizer
-    if (
-        isinstance(words, pre_tokenizers.ByteLevel)
-        and words.use_regex
-        and kinds[1] not in _LIKE_GPT2
-    ):
+    cuts_words = isinstance(words, pre_tokenizers.ByteLevel) and words.use_regex
+    if cuts_words and kinds[1] not in _LIKE_GPT2:
         raise InputError(
             f"tokenizer.ggml.pre {kinds[1]!r:.40}: transformers {version('transformers')} does not "
             "know how it cuts texts into words; install a newer one, or take safetensors"
         )
     if "smollm" in kinds:  # transformers does not know that it splits off each digit
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-            ]
-        )
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        letters = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, letters])
     # None is written too: where a role is missing, Qwen2Tokenizer adds <|endoftext|> for it.
     roles = ("bos", "eos", "unk", "pad")
     special = {f"{role}_token": tokens[ids[role]] if role in ids else None for role in roles}

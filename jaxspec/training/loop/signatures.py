@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxspec.checkpoints.directories import read_json, weight_files
+from jaxspec.checkpoints.directories import READ, read_json, weight_files
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.cluster import in_all, on_first
 from jaxspec.data.forms import SUFFIXES as IMAGES
@@ -33,8 +33,7 @@ from jaxspec.training.loop.step import make_schedule
 SAMPLES = 8
 BLOCKS, BLOCK = 64, 4096
 """Pieces of each file of weights, and the bytes of each."""
-READ = (".json", ".model", ".txt", ".jinja")
-"""Suffixes of the files, except weights, that decide a model's inputs and outputs."""
+
 DECIDING = (*READ, ".safetensors", ".bin", *ROWS)
 """Ends of the names of the files in a folder that a fingerprint covers, except images."""
 OF_PROCESS = ("checkpoints", "keep", "log_every", "profile", "tensorboard", "wandb")

@@ -147,11 +147,8 @@ def make_optimizer(
     else:
         make = {"adamw": optax.adamw, "lion": optax.lion}[config.optimizer]
         optimizer = make(rate, b2=config.beta2, weight_decay=decay, mask=is_matrix)
-    return optax.chain(
-        optax.stateless(clip),
-        optimizer,
-        *([optax.stateless(scale)] if config.rates else []),
-    )
+    scaling = [optax.stateless(scale)] if config.rates else []
+    return optax.chain(optax.stateless(clip), optimizer, *scaling)
 
 
 def _orthogonalised(params: Flat) -> dict[str, Any]:
