@@ -243,6 +243,10 @@ def test_the_race_tells_the_median_of_its_prompts(
         ("demo --model smollm2 --drafter draft", "--drafter: smollm2 has no shipped draft"),
         ("demo --model smollm2 --image {}/rgb.png", "--image: smollm2 is a text model"),
         ("collaborate --models {}/target --prompt Hi", "1 model; give at least 2"),
+        (
+            "collaborate --models {0}/draft,{0}/target --prompt Hi --max-new-tokens 1024",
+            "--max-new-tokens: 1024, and model 1's context has",
+        ),
         ("plan {}/target --images -1", "--images: -1; give 0 to 1048576"),
         ("plan {}/target --chips", "--chips: give one or more of v3"),
         ("plan --chips h100", "TARGET: missing; 'h100' is a chip"),

@@ -160,7 +160,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         print(
             f"wrote {prepared}; {lost['cut']} conversations end {where} an answer of over "
             f"{work.max_new_tokens} tokens, {lost['refused']} before a question that the target "
-            f"cannot be asked (reasons are in {folder})"
+            f"cannot be asked or does not answer (reasons are in {folder})"
         )
         return prepared
 

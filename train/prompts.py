@@ -71,7 +71,8 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
         (_completed(head), rest) for head, rest in _columns(file, "prompt", "canonical_solution")
     ]
     file = options.data / "mmspec" / "mmspec_24.jsonl"
-    held_out["chat"] += [(turns[0], "") for (turns,) in _columns(file, "turns")]
+    with reading(f"{file}: turns without a first one", "fetch the file again"):
+        held_out["chat"] += [(turns[0], "") for (turns,) in _columns(file, "turns")]
     file = options.data / "llava" / "qa90_questions.jsonl"
     held_out["chat"] += [(text, "") for (text,) in _columns(file, "text")]
     library = Path(sysconfig.get_paths()["stdlib"])

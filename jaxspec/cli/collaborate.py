@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.shared import Ask, Loading, answer, clear, numbers, progress, view_names
 from jaxspec.engine.config import Method, capped_gamma
@@ -78,6 +79,7 @@ def run(args: Collaborate) -> None:
     config.checked(len(names))
     request = ask.request(models)
     paths = [locate(name) for name in names]
+    ask.check_target(*map(read_config, paths))
     loaded: dict[Path, LoadedModel] = {}
     for path in paths:
         if path not in loaded:

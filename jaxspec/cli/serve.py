@@ -8,6 +8,8 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -173,7 +175,7 @@ def run(args: Serve) -> None:
         from jaxspec.serve.messages import Limits
         from jaxspec.serve.metrics import Metrics
         from jaxspec.serve.worker import Worker
-    listener = _listen(listening.host, listening.port)
+    listener = _bind(listening.host, listening.port)
 
     def check(target: ModelConfig) -> None:
         context, prompt, new = text_config(target).context, lengths[-1], sizes.max_new_tokens
@@ -230,6 +232,7 @@ def run(args: Serve) -> None:
     log = say if listening.log else None
     doors = {"hosts": hosts, "origins": origins, "log": log}
     settings = ServerSettings(limits, key, sizes.timeout, example, **doors)
+    _listen(listener, listening.host, listening.port)
     serve(Server(worker, settings, metrics), listener)
 
 
@@ -255,11 +258,11 @@ def _names(option: str, text: str, form: str, example: str) -> tuple[str, ...]:
     return names
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket, before models are loaded."""
+@contextmanager
+def _refusing(host: str, port: int) -> Iterator[None]:
+    """Raise InputError where the address cannot be listened on."""
     try:
-        family: Any = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=256)
+        yield
     except (OSError, OverflowError, TypeError, UnicodeError) as error:
         number = getattr(error, "errno", None) or 0  # of an unknown name it is negative
         is_wrong = number < 0 or number == errno.EADDRNOTAVAIL
@@ -267,3 +270,35 @@ def _listen(host: str, port: int) -> socket.socket:
         option = "--host" if is_wrong else "--port"
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{option}: {host}:{port}: {reason}; give another {option}") from None
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Return a socket that no other server can have, before models are loaded.
+
+    Connections are refused until it listens: they would wait for minutes without an answer.
+    """
+    with _refusing(host, port):
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            if listener.family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            _reuse(listener, True)
+            listener.bind((host, port))
+            _reuse(listener, False)  # else another one that does not listen yet can bind it too
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+
+def _listen(listener: socket.socket, host: str, port: int) -> None:
+    """Accept connections from now on."""
+    with _refusing(host, port):
+        _reuse(listener, True)
+        listener.listen(256)
+
+
+def _reuse(listener: socket.socket, allowed: bool) -> None:
+    """Let a port be taken, or not, whose earlier server's connections have just ended."""
+    if os.name == "posix":
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, allowed)

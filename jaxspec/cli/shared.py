@@ -249,19 +249,25 @@ class Ask:
             **self.scores.fields(),
         )
 
-    def check_target(self, target: ModelConfig) -> None:
-        """Raise InputError for an answer or images that a target has no room for, or cannot see."""
-        most, context = self.output.max_new_tokens, text_config(target).context
-        if most >= context:
-            raise InputError(
-                f"--max-new-tokens: {most}, and the target's context has {context} tokens for "
-                "prompt and answer; give fewer"
-            )
+    def check_target(self, *models: ModelConfig) -> None:
+        """Raise InputError for an answer or images that a target, or one of several models that
+        write together, has no room for, or that none can see.
+        """
+        most = self.output.max_new_tokens
+        for number, config in enumerate(models, start=1):
+            context = text_config(config).context
+            if most >= context:
+                whose = "the target" if len(models) == 1 else f"model {number}"
+                raise InputError(
+                    f"--max-new-tokens: {most}, and {whose}'s context has {context} tokens for "
+                    "prompt and answer; give fewer"
+                )
         question = self.question
         messages = [] if question.messages is None else question.conversation
         shows = question.image or any(message.images for message in messages)
-        if shows and not isinstance(target, LvlmConfig):
-            raise InputError("images: the target is a text model; give no image")
+        if shows and not any(isinstance(config, LvlmConfig) for config in models):
+            which = "the target is a text model" if len(models) == 1 else "all are text models"
+            raise InputError(f"images: {which}; give no image")
 
 
 SAMPLING = ("sample", "top_k", "top_p", "min_p", "seed")

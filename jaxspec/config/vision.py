@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from jaxspec.config.schema import Part, check_choice, known_fields
+from jaxspec.config.schema import Part, check_choice, check_positive, known_fields
 from jaxspec.errors import InputError
 
 _SHARED_DEFAULTS = {
@@ -44,6 +44,7 @@ class VisionConfig(Part):
     def __post_init__(self) -> None:
         check_choice("vision config", self, "model_type", *_VISION_DEFAULTS)
         check_choice("vision config", self, "hidden_act", "quick_gelu", "gelu", "gelu_pytorch_tanh")
+        check_positive("vision config", self, "image_size", "patch_size", "num_attention_heads")
 
     @property
     def side(self) -> int:
@@ -93,6 +94,7 @@ class QwenTowerConfig(Part):
 
     def __post_init__(self) -> None:
         check_choice("vision config", self, "hidden_act", self.activation)
+        check_positive("vision config", self, "patch_size", "spatial_merge_size", "num_heads")
 
     @property
     def window_patches(self) -> int:
@@ -129,12 +131,12 @@ class QwenVisionConfig(QwenTowerConfig):
     model_type = "qwen2_5_vl"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.window_groups <= 64:
             raise InputError(
                 f"vision config: window_size {self.window_size} must hold 1 to 64 merge groups of "
                 f"{self.spatial_merge_size} x {self.patch_size} pixels; fix config.json"
             )
-        super().__post_init__()
 
     @property
     def window_groups(self) -> int:

@@ -19,8 +19,7 @@ from jaxspec.errors import InputError, reading
 
 def load_image(path: str | Path) -> Image.Image:
     """Return the image file as upright RGB (EXIF rotation applied, transparency on white)."""
-    # A stranger's captions may name a path of several lines.
-    path, name = Path(path), repr(str(path))[1:-1][:200]
+    path, name = Path(path), _name(path)
     if not os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
         if re.match(r"https?:/", name):
             raise InputError(f"image {name}: a web address; fetch it, and give the file")
@@ -28,6 +27,11 @@ def load_image(path: str | Path) -> Image.Image:
         kind = other if os.path.exists(path) else "no such file"
         raise InputError(f"image {name}: {kind}; give an image file")
     return _decode(path, name)
+
+
+def _name(path: str | Path) -> str:
+    """Return a file's name for errors; a stranger's captions may name a path of several lines."""
+    return repr(str(path))[1:-1][:200]
 
 
 @dataclass(frozen=True)
@@ -101,13 +105,17 @@ class Picture:
 
     @classmethod
     def of(cls, image: ImageSource) -> Picture:
-        """Return the picture of an image, checked without decoding."""
+        """Return the picture of an image. One in a file's encoding is held so, and is decoded here
+        only if its size is unknown.
+        """
         if isinstance(image, Picture):
             return image
         if isinstance(image, str | Path):
-            return cls.of(load_image(image))
-        if isinstance(image, StoredImage) and image.size is not None:
-            return cls(image, *image.size)
+            width, height = load_image(image).size
+            image = StoredImage(Path(image).read_bytes(), _name(image), (height, width))
+        if isinstance(image, StoredImage):
+            height, width = image.size or image.load().size[::-1]
+            return cls(image, height, width)
         if not isinstance(image, Image.Image):
             image = to_rgb(image)
         _check_kind(image, "given in memory")

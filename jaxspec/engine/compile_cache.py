@@ -65,6 +65,9 @@ _KINDS: dict[Any, object] = {}
 
 _SPENT = [0.0]
 
+_TURNS: dict[Any, threading.Lock] = {}
+"""Locks of the programs that are being compiled."""
+
 _LOCK = threading.Lock()  # another thread must not miss a program while it becomes the newest
 
 
@@ -74,12 +77,33 @@ def compiled_ms() -> float:
 
 
 def executable(step: Any, held: Held, *args: Any) -> Any:
-    """Return `step` compiled for these arguments' shapes and JAX's settings, once for each."""
+    """Return `step` compiled for these arguments' shapes and JAX's settings, once for each.
+
+    Threads that need one program wait for the first of them to compile it.
+    """
     key = (step, held.kind, _shapes(args), *jax.config.values.values())
+    if (compiled := _used(key)) is not None:
+        return compiled
+    with _LOCK:
+        turn = _TURNS.setdefault(key, threading.Lock())
+    with turn:
+        if (compiled := _used(key)) is None:
+            try:
+                compiled = _compile(key, step, held, args)
+            finally:
+                _TURNS.pop(key, None)
+    return compiled
+
+
+def _used(key: Any) -> Any:
+    """Return a compiled program, now the newest; None for one that is not there."""
     with _LOCK:
         if (compiled := EXECUTABLES.pop(key, None)) is not None:
             EXECUTABLES[key] = compiled
-            return compiled
+        return compiled
+
+
+def _compile(key: Any, step: Any, held: Held, args: tuple[Any, ...]) -> Any:
     if crowded():
         with _LOCK:
             for oldest in list(EXECUTABLES)[: math.ceil(len(EXECUTABLES) / 4)]:

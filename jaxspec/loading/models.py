@@ -144,6 +144,8 @@ class LoadedModel:
             dtype = jnp.dtype("float32")
         # Check tokeniser and image processor before gigabytes are read.
         described = cls._described(path, directories.read_config(path))
+        if not tiles:
+            described.without_tiles()  # raises for a family that always has tiles
         checkpoint = huggingface.load(
             path, dtype=dtype, mesh=mesh, weights=weights, adapter=adapter
         )

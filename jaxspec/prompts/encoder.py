@@ -142,10 +142,14 @@ class PromptEncoder:
             ids = self.dialogues([conversation])[0][0].tolist()
         return _prompt(ids, conversation)
 
-    def completion(self, text: str, images: Sequence[Source] = ()) -> Prompt[Source]:
+    def completion(
+        self, text: str, images: Sequence[Source] = (), begins: bool = True
+    ) -> Prompt[Source]:
         """Return the bare text, after BOS if there is one: for models without a chat template.
 
         It may hold special tokens, but images only as `<image>`.
+
+        begins: Whether the text begins with BOS; False leaves that to the text itself.
         """
         conversation = self._as_messages(text, images)
         for part in conversation[0].texts:
@@ -157,7 +161,7 @@ class PromptEncoder:
                     "none is given for it; leave it out"
                 )
         ids = self.ids(conversation[0].text(self.image_text))
-        bos = self.tokenizer.bos_token_id
+        bos = self.tokenizer.bos_token_id if begins else None
         prompt = _prompt(ids if bos is None else [bos, *ids], conversation)
         return replace(prompt, continued=True)
 

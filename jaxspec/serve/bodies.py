@@ -25,7 +25,7 @@ from jaxspec.serve.worker import Lane
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
-    "add_special_tokens": (True, False),  # a prompt's own are written once, whatever it says
+    "add_special_tokens": (True, False),  # a chat's own are written once, whatever it says
     "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),
@@ -177,7 +177,7 @@ def _thinking(body: dict[str, Any], limits: Limits) -> bool | None:
 
 def completion(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> Job:
     """Return what `POST /v1/completions` asks for."""
-    _check_fields(body, {"prompt", "logprobs"})
+    _check_fields(body, {"prompt", "logprobs", "add_special_tokens"})
     value: Any = body.get("prompt")
     budget = Budget(limits)
     values = value if isinstance(value, list) and not _is_ids(value) else [value]
@@ -185,11 +185,12 @@ def completion(body: dict[str, Any], encoder: PromptEncoder, limits: Limits) -> 
         raise InputError("prompt: an empty list; give a string, or a list of them")
     if len(values) > limits.choices:
         raise InputError(f"prompt: {len(values)} prompts; give 1 to {limits.choices}")
-    size = len(encoder.tokenizer)
+    size, begins = len(encoder.tokenizer), flag(body, "add_special_tokens", default=True)
     prompts: list[Request] = []
     for value in values:
         if isinstance(value, str):
-            prompts.append(Request(encoder.completion(budget.text(value, "prompt"))))
+            text = budget.text(value, "prompt")
+            prompts.append(Request(encoder.completion(text, begins=begins)))
         elif _is_ids(value):
             if not all(0 <= token < size and token != encoder.image_token for token in value):
                 raise InputError(f"prompt: a token id outside 0 to {size - 1}, or an image's")

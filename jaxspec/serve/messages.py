@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from PIL.Image import Image
 
@@ -136,16 +137,21 @@ def _image(url: str, where: str, limits: Limits) -> Image:
 
 
 def _read_below(folder: Path, name: str, most: int, where: str) -> bytes:
-    """Return a file below the directory; InputError for any other, without telling why."""
+    """Return a file below the directory; InputError for any other, without telling why.
+
+    The name may be percent-encoded. A file whose own name has such signs comes first.
+    """
     content = None
-    try:
-        root = folder.resolve()
-        path = (root / name.lstrip("/")).resolve()
-        if path.is_relative_to(root) and path.is_file():
-            with path.open("rb") as file:
-                content = file.read(most + 1)
-    except (OSError, ValueError, RuntimeError):  # the last: a loop of links, before Python 3.13
-        pass
+    for spelling in (name, unquote(name)):
+        try:
+            root = folder.resolve()
+            path = (root / spelling.lstrip("/")).resolve()
+            if path.is_relative_to(root) and path.is_file():
+                with path.open("rb") as file:
+                    content = file.read(most + 1)
+                break
+        except (OSError, ValueError, RuntimeError):  # the last: a loop of links, before 3.13
+            pass
     if content is None:
         raise InputError(f"{where}: no such file in the server's directory of images")
     if len(content) > most:

@@ -2,7 +2,7 @@
 
 Each chunk is a JSONL file that appears whole. A stopped run goes on with the first missing chunk,
 and shards on several machines take every n-th. Answers depend only on the sample, its number
-and the seed. A conversation ends at an answer that is too long.
+and the seed. A conversation ends at an answer that is too long, or empty.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def regenerated(
 
 
 def losses(work: Regeneration, folder: Folder) -> tuple[dict[str, int], str]:
-    """Count the conversations that were refused, and those cut at a too long answer.
+    """Count the conversations that were refused or got an empty answer, and those cut at a too long
+    answer.
 
     Also return a line of both, the commonest reason of a refusal, and the folder.
     """
@@ -198,12 +199,18 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
         for i, result in zip(requests, results, strict=True):
             last[i] = prompts[i], result.tokens
             answered = samples[i].turns[turn][0], result.text
-            if result.tokens[-1] in engine.batcher.eos and result.text:
+            if result.tokens[-1] not in engine.batcher.eos:
+                rows[i]["cut"] = answered
+            elif result.text:
                 rows[i]["turns"].append(answered)
             else:
-                rows[i]["cut"] = answered
+                rows[i]["refused"] = f"sample {samples[i].id}: the answer is empty"
         turn += 1
-        unfinished = [i for i in requests if not rows[i]["cut"] and turn < len(samples[i].turns)]
+        unfinished = [
+            i
+            for i in requests
+            if not (rows[i]["cut"] or rows[i]["refused"]) and turn < len(samples[i].turns)
+        ]
     return list(rows.values())
 
 

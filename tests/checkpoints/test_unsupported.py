@@ -105,6 +105,9 @@ SIGLIP = {"model_type": "siglip_vision_model"}
             {"vision_feature_select_strategy": "default"},
             "and 'full' with SigLIP's",
         ),
+        (VisionConfig, {"patch_size": 0}, "vision config: patch_size 0 is not supported; give mo"),
+        (LlavaNextConfig, {"vision_config": {"image_size": 0}}, "image_size 0 is not supported"),
+        (QwenVLConfig, {"vision_config": {"patch_size": 0}}, "patch_size 0 is not supported"),
         (
             QwenVLConfig,
             {"vision_config": {"window_size": 20}},

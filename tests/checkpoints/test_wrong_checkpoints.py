@@ -24,7 +24,9 @@ from jaxspec.checkpoints.tower import read_tower
 from jaxspec.cli import main
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
+from jaxspec.loading.models import LoadedModel
 from tests import tiny
+from tests.tiny import families
 
 ORIGINAL = {
     "architectures": ["LlavaLlamaForCausalLM"],
@@ -362,3 +364,12 @@ def test_a_tower_that_the_index_does_not_name_is_one_line(model):
         (model / file).unlink()
     with pytest.raises(InputError, match=r"model: vision_tower\.\S+ is missing; "):
         read_tower(model, jnp.dtype("float32"))
+
+
+def test_a_model_that_always_has_tiles_is_refused_without_before_its_weights_are_read(
+    tmp_path, monkeypatch
+):
+    path = families.write(tmp_path, "qwen2_5_vl") / "target"
+    monkeypatch.setattr("jaxspec.checkpoints.huggingface.load", None)
+    with pytest.raises(InputError, match="tiles: a 'qwen2_5_vl' cannot be read without tiles"):
+        LoadedModel.load(path, tiles=False)

@@ -5,6 +5,7 @@ also where threads ask at once.
 from __future__ import annotations
 
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -103,17 +104,20 @@ class Step:
         return self
 
     def compile(self, **_: Any) -> str:
+        time.sleep(0.01)
         self.compiled += 1
         return "program"
 
 
-def test_threads_run_one_program_without_compiling_it_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A program that one thread runs is there for the others too, although it becomes the newest."""
+@pytest.mark.parametrize("is_there", [True, False])
+def test_threads_compile_one_program_once(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that need one program at once compile it once. One that is there stays there for the
+    others too, although it becomes the newest.
+    """
     monkeypatch.setattr(compile_cache, "EXECUTABLES", {})
     step, held, before = Step(), Held("program", None, {}), sys.getswitchinterval()
-    executable(step, held)
+    if is_there:
+        executable(step, held)
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:

@@ -4,7 +4,6 @@ no row see another.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import weakref
@@ -20,7 +19,8 @@ from PIL import Image
 
 from jaxspec.checkpoints.generation import read_generation_settings
 from jaxspec.config import text_config
-from jaxspec.data.images import Picture, StoredImage
+from jaxspec.data import images
+from jaxspec.data.images import StoredImage
 from jaxspec.engine import compile_cache
 from jaxspec.engine.batches.batch import Batch
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
@@ -339,23 +339,28 @@ def test_a_string_a_request_many_or_none(engine: Engine) -> None:
         engine.logprobs(number, [1])
 
 
-def test_images_are_decoded_batch_by_batch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_images_are_decoded_batch_by_batch(
+    keep_going: bool, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many requests wait, only the images of one batch are decoded."""
-    held, most, rgb = [0], [0], Picture.rgb
+    held, most, decode = [0], [0], images._as_rgb
 
-    def decoded(picture: Picture) -> Image.Image:
-        image = rgb(picture)
+    def decoded(source: Image.Image) -> Image.Image:
+        image = decode(source)
         held[0] += 1
         most[0] = max(most[0], held[0])
         weakref.finalize(image, lambda: held.__setitem__(0, held[0] - 1))
         return image
 
-    monkeypatch.setattr(Picture, "rgb", decoded)
-    small = Engine(engine.target, engine.draft, replace(CONFIG, batch_size=2))
-    stored = io.BytesIO()
-    Image.fromarray(tiny.page()).save(stored, "PNG")
-    page = StoredImage(stored.getvalue(), "page.png", (28, 28))
-    small.generate([Request("Hi", 2, images=[page]) for _ in range(6)])
+    file = tmp_path / "page.png"
+    Image.fromarray(tiny.page()).save(file)
+    content = file.read_bytes()
+    stored = StoredImage(content, "page.png", (28, 28)), StoredImage(content, "page.png")
+    monkeypatch.setattr(images, "_as_rgb", decoded)
+    config = replace(CONFIG, batch_size=2, keep_going=keep_going)
+    small = Engine(engine.target, engine.draft, config)
+    small.generate([Request("Hi", 2, images=[page]) for page in (*stored, file) for _ in range(2)])
     assert most[0] == 2
 
 

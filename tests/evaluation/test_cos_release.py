@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from configs.eval import cos
+from eval import collaborative
 from eval.lib.drafts.published import papers_of
 from eval.lib.questions.cos_release import released_samples
 from eval.lib.questions.quality import quality
@@ -104,3 +105,6 @@ def test_what_the_clone_lacks_is_named(clone: Path, tmp_path: Path) -> None:
         next(released_samples("gsm8k", clone, tmp_path / "gsm8k.jsonl"))
     with pytest.raises(InputError, match="CoS does not ask pope; its sets are humaneval, gsm8k"):
         next(released_samples("pope", clone))
+    # before any model is read
+    with pytest.raises(InputError, match=r"released .*/gsm8k/prompt_fewshot.txt: cannot be read"):
+        collaborative.main(["cos", "--released", str(clone), "--out", str(tmp_path / "out")])

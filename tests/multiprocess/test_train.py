@@ -24,9 +24,9 @@ from tests.training.child import Child
 pytestmark = pytest.mark.full
 
 
-def pair(model: str, directory: Path) -> list[Child]:
+def pair(model: str, directory: Path, gate: int = child.GATE) -> list[Child]:
     address = free_address()
-    return [Child(model, directory, f"{address},2,{index}") for index in range(2)]
+    return [Child(model, directory, f"{address},2,{index}", gate) for index in range(2)]
 
 
 def test_two_processes(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_two_processes(tmp_path: Path) -> None:
     step = int(first.partition("ended by a signal; step ")[2].split()[0])
     assert step < training.STAGE.steps
     assert "ended by a signal" not in second  # the first process speaks for all
-    told = pair("lvlm", tmp_path / "two")
-    # One gets the signal before the first step, which takes long to compile.
+    told = pair("lvlm", tmp_path / "two", gate=step)
+    # One gets the signal before the first step, whose batch waits.
     told[0].await_line(lambda line: line.startswith("resuming "))
     told[1].process.send_signal(signal.SIGTERM)
     for run in told:

@@ -79,6 +79,15 @@ def test_a_file_of_the_servers_directory_is_bounded(tmp_path: Path, name: str, w
         chat(body, ENCODER, Limits("tiny", folder=folder, body=1000))
 
 
+@pytest.mark.parametrize("name", ["a%20page.png", "///a%20page.png", "a page.png", "50%25.png"])
+def test_a_files_name_may_be_percent_encoded(tmp_path: Path, name: str) -> None:
+    for file in ("a page.png", "50%25.png"):
+        Image.new("RGB", (4, 4)).save(tmp_path / file)
+    part = {"type": "image_url", "image_url": {"url": f"file:{name}"}}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": [part]}]}
+    assert chat(body, ENCODER, Limits("tiny", folder=tmp_path)).requests
+
+
 def test_images_of_strangers_fill_no_log() -> None:
     out = io.BytesIO()
     Image.new("RGB", (4, 4)).save(out, "TIFF", software="x" * 100)
@@ -117,6 +126,16 @@ def test_what_common_clients_send_is_taken(sent: dict[str, Any]) -> None:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], **sent}
     (request,) = chat(body, ENCODER, LIMITS).requests
     assert 0 <= request.seed < 2**32
+
+
+def test_a_completion_begins_without_bos_if_asked() -> None:
+    def tokens(**sent: Any) -> list[int]:
+        (request,) = completion({"prompt": "Once", **sent}, ENCODER, LIMITS).requests
+        return request.prompt.tokens.tolist()  # type: ignore[union-attr]
+
+    bos = ENCODER.tokenizer.bos_token_id
+    assert tokens() == tokens(add_special_tokens=True) == [bos, *ENCODER.ids("Once")]
+    assert tokens(add_special_tokens=False) == ENCODER.ids("Once")
 
 
 def test_a_base_model_serves_completions() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from jaxspec.cli.serve import Bounds, Listening, Serve, ServedModel, _changed
+from jaxspec.cli.serve import Bounds, Listening, Serve, ServedModel, _bind, _changed, _listen
 from jaxspec.cli.speculation import Drafting
 from jaxspec_demo.models import EYES
 from jaxspec_demo.models import served as options
@@ -124,6 +124,21 @@ def test_a_port_in_use_is_named(refusal: Callable[..., str], pair: tuple[Path, P
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert f":{port}: " in refusal("serve", "--target", pair[0], "--port", port)
+
+
+def test_connections_are_refused_until_the_models_are_loaded(
+    refusal: Callable[..., str], pair: tuple[Path, Path]
+) -> None:
+    """While models load, connections are refused, which else would wait without an answer; the port
+    is taken all the same.
+    """
+    with _bind("127.0.0.1", 0) as listener:
+        address = listener.getsockname()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        assert f":{address[1]}: " in refusal("serve", "--target", pair[0], "--port", address[1])
+        _listen(listener, *address)
+        socket.create_connection(address).close()
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ HEAD = HeadRecipe(
     tile_buckets=(2,),
 )
 GATE = 6
-"""The first batch of the LVLM that waits for a line on standard input."""
+"""The `gate` of `train_lvlm` where none is given."""
 
 
 class Child:
@@ -141,12 +142,15 @@ def train_full_disk(directory: Path, announce: Callable[[int], None]) -> Any:
         return fit(LINE, kernels, loss, batch, directory)
 
 
-def train_lvlm(directory: Path, announce: Callable[[int], None]) -> Any:
-    """Return the tiny LVLM over the devices of all processes."""
+def train_lvlm(directory: Path, announce: Callable[[int], None], gate: int) -> Any:
+    """Train the tiny LVLM over the devices of all processes.
+
+    gate: First batch that waits for a line on standard input.
+    """
 
     def batch(step: int) -> ConversationBatch:
         announce(step)
-        if step >= GATE:
+        if step >= gate:
             sys.stdin.readline()
         return training.batch(step)
 
@@ -159,10 +163,11 @@ def setup(devices: int = 1) -> None:
     jax.config.update("jax_num_cpu_devices", devices)
 
 
-def main(model: str, directory: str, cluster: str = "") -> None:
+def main(model: str, directory: str, cluster: str = "", gate: str = str(GATE)) -> None:
     setup(2 if cluster else 1)
     join_cluster(cluster)
-    train = {"line": train_line, "lvlm": train_lvlm, "full_disk": train_full_disk}[model]
+    lvlm = partial(train_lvlm, gate=int(gate))
+    train = {"line": train_line, "lvlm": lvlm, "full_disk": train_full_disk}[model]
     train(Path(directory), lambda step: print("batch", step, flush=True))
 
 

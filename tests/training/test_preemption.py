@@ -87,6 +87,21 @@ def test_a_signal_during_an_evaluation_saves_the_step_that_was_evaluated(
     assert [line["tau"] for line in lines if "tau" in line] == [2.0, 3.0, 3.0]
 
 
+def test_an_evaluation_that_a_signal_put_off_is_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation that was due when a signal ended the run is made when it goes on, and once."""
+    stage, reached = replace(STAGE, evaluate_every=2), iter([False, False, True])
+    monkeypatch.setattr(Preemption, "reached", lambda self: next(reached, False))
+    with pytest.raises(Preempted):
+        train(tmp_path, stage, evaluate=lambda params: {"tau": 1.0})
+    assert [line["step"] for line in training.metrics(tmp_path)] == [1, 2]
+    for _ in range(2):
+        train(tmp_path, stage, evaluate=lambda params: {"tau": 2.0})
+        lines = [line for line in training.metrics(tmp_path) if "tau" in line]
+        assert [line["step"] for line in lines] == [2, 4, 6]
+
+
 def test_a_signal_in_the_last_evaluation_ends_the_run_too(tmp_path: Path, number: int) -> None:
     """A signal in the last evaluation ends the run too, before the next stage begins; the same
     command goes on to it.

@@ -37,17 +37,19 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("file", "line", "message"),
     [
-        ("{", r"test\.jsonl line 2: not JSON"),
+        ("gsm8k/test.jsonl", "{", r"test\.jsonl line 2: not JSON"),
         (
+            "gsm8k/test.jsonl",
             '{"question": "How?"}',
             r"test\.jsonl line 2: lacks a column \('answer'\); fetch the file",
         ),
+        ("mmspec/mmspec_24.jsonl", '{"turns": []}', r"mmspec_24\.jsonl: turns without a first"),
     ],
 )
-def test_a_broken_source_is_one_line(line: str, message: str, data: Path) -> None:
-    with (data / "gsm8k" / "test.jsonl").open("a") as lines:
+def test_a_broken_source_is_one_line(file: str, line: str, message: str, data: Path) -> None:
+    with (data / file).open("a") as lines:
         lines.write(f"{line}\n")
     with pytest.raises(InputError, match=message):
         main(Options(data))

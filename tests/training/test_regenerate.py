@@ -184,3 +184,19 @@ def test_a_temperature_that_no_request_has_is_refused_before_any_answer() -> Non
     """
     with pytest.raises(InputError, match=r"temperature: -1\.0; give a number from 0"):
         replace(WORK, temperature=-1.0)
+
+
+def test_an_empty_answer_is_not_counted_as_cut(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that ends at once is not counted as cut at the limit; the line says what it is."""
+    generate = engine.generate
+
+    def silent(requests: list[Request]) -> list[Any]:
+        return [replace(result, text="", tokens=(5,)) for result in generate(requests)]
+
+    monkeypatch.setattr(engine, "generate", silent)
+    regenerate(engine, Talk(), WORK, tmp_path)
+    counts, summary = losses(WORK, tmp_path)
+    assert counts == {"refused": 7, "cut": 0}
+    assert f"such as: sample {Talk()[0].id}: the answer is empty" in summary

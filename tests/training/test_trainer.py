@@ -12,6 +12,7 @@ import socket
 import sys
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -276,6 +277,38 @@ def test_no_process_waits_for_the_first_where_its_log_cannot_begin(tmp_path, mon
     monkeypatch.setitem(sys.modules, "wandb", None)
     MetricsLog(tmp_path, replace(STAGE, wandb="project"), 0)
     assert "wandb: wandb is not installed" in errors[0]
+
+
+def test_a_run_of_weights_and_biases_goes_on_under_its_own_id(tmp_path, monkeypatch):
+    """A run of Weights & Biases goes on under its own id, wherever its folder is moved; another run
+    at the same path has another id. A run of an older release goes on under its path.
+    """
+    ids = []
+    board = SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None)
+    wandb = SimpleNamespace(init=lambda **options: ids.append(options["id"]) or board)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    stage = replace(STAGE, wandb="project")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            fit(stage, params(), loss_fn, dies_at(5), run)
+        run.rename(run if moved.exists() else moved)
+    for directory in (moved, run):
+        fit(stage, params(), loss_fn, batches, directory)
+    (run / "checkpoints" / "wandb_id").unlink()
+    fit(stage, params(), loss_fn, batches, run)
+    first, second, *later, old = ids
+    assert first != second
+    assert later == [first, second]
+    assert old == run.as_posix().strip("/").replace("/", "-")[-64:]
+
+
+def test_a_mesh_that_leaves_devices_out_is_named(tmp_path, capsys):
+    stage = replace(STAGE, steps=1, mesh=MeshConfig())
+    fit(stage, params(), loss_fn, batches, tmp_path / "all")
+    assert "devices" not in capsys.readouterr().err
+    fit(replace(stage, accumulate=2), params(), loss_fn, batches, tmp_path / "half")
+    assert "half: 4 of 8 devices train, because copies must divide both" in capsys.readouterr().err
 
 
 @pytest.mark.full

@@ -23,8 +23,16 @@ from jaxspec.data.samples import Sample, text_of
 from jaxspec.errors import InputError, reading
 
 SEED = 42
+FOLDER = Path("src", "mydatasets")
+FEWSHOT = "prompt_fewshot.txt"
 SUBJECTS = "mmlu-cot-claude-single.json"
 """MMLU's instruction and worked examples, by subject."""
+READ = {
+    "gsm8k": [Path("gsm8k", FEWSHOT)],
+    "mmlu": [Path("mmlu", FEWSHOT), Path("mmlu", SUBJECTS)],
+    "cnn-dm": [Path("cnndm", FEWSHOT)],
+}
+"""Files below `FOLDER` that a set's prompts are made of."""
 
 
 def released_samples(name: str, clone: Path, path: Path | None = None) -> Iterator[Sample]:
@@ -37,14 +45,21 @@ def released_samples(name: str, clone: Path, path: Path | None = None) -> Iterat
 
     Raises InputError for another set, and where the clone lacks a file.
     """
-    if name not in PROMPTS:
-        raise InputError(f"released: CoS does not ask {name}; its sets are {', '.join(PROMPTS)}")
+    check_clone(name, clone)
     rows = list(rows_and_samples(name, path))
-    folder, write = clone / "src" / "mydatasets", PROMPTS[name]
+    folder, write = clone / FOLDER, PROMPTS[name]
     for index in np.random.default_rng(SEED).permutation(len(rows)):
         row, sample = rows[index]
         _, reference = sample.turns[0]
         yield replace(sample, turns=((write(folder, row), reference),))
+
+
+def check_clone(name: str, clone: Path) -> None:
+    """Raise InputError for a set that CoS does not ask, and where the clone lacks a file of it."""
+    if name not in PROMPTS:
+        raise InputError(f"released: CoS does not ask {name}; its sets are {', '.join(PROMPTS)}")
+    for file in READ.get(name, ()):
+        _read(clone / FOLDER / file)
 
 
 def _mmlu(folder: Path, row: DataRow) -> str:
@@ -72,7 +87,7 @@ def _exact(row: DataRow, column: str) -> str:
 
 
 def _filled(folder: Path, **values: Any) -> str:
-    return Template(_read(folder / "prompt_fewshot.txt")).render(**values)
+    return Template(_read(folder / FEWSHOT)).render(**values)
 
 
 def _read(file: Path) -> str:

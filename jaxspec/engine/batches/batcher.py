@@ -33,7 +33,6 @@ from jaxspec.engine.requests import (
     TOP,
     EncodedRequest,
     Request,
-    decoded,
     decoded_images,
     each,
     encode,
@@ -98,7 +97,8 @@ class Batcher:
         read = []
         for i, request in enumerate(requests):
             try:
-                encoded = [*map(decoded, encode(self.encoder, [request], self.defaults))]
+                encoded = encode(self.encoder, [request], self.defaults)
+                decoded_images(encoded)  # raises for one that cannot be read
                 read += self._with_rows(encoded, self.captioner)
             except InputError as error:
                 refused[i] = str(error)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from etils import epath
 
 from jaxspec.cluster import on_first
 from jaxspec.errors import InputError, needing
@@ -21,14 +24,17 @@ class MetricsLog:
 
     A resumed run first removes the lines that the interrupted one wrote beyond step `start`. Where
     the first process cannot begin, all processes raise.
+
+    Attributes:
+      evaluated: Whether the log has an evaluation of step `start`; the same in all processes.
     """
 
     def __init__(self, directory: Path, config: TrainConfig, start: int) -> None:
         self._path = directory / "metrics.jsonl"
         self._file = self._board = self._wandb = None
-        on_first(lambda: self._begin(directory, config, start))
+        self.evaluated = on_first(lambda: self._begin(directory, config, start))
 
-    def _begin(self, directory: Path, config: TrainConfig, start: int) -> None:
+    def _begin(self, directory: Path, config: TrainConfig, start: int) -> bool:
         with writing(self._path):
             earlier = [line for line in logged(self._path) if line["step"] <= start]
             write_text(self._path, "".join(f"{json.dumps(line)}\n" for line in earlier))
@@ -36,7 +42,9 @@ class MetricsLog:
         if config.tensorboard:
             self._board = _tensorboard(directory / "tensorboard", start)
         if config.wandb:
-            self._wandb = _wandb(directory, config)
+            self._wandb = _wandb(directory, config, start)
+        # Every line of a training step has a rate.
+        return any(line["step"] == start and "learning_rate" not in line for line in earlier)
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -75,15 +83,26 @@ def _tensorboard(directory: Path, start: int) -> Any:
     return SummaryWriter(str(directory), purge_step=start + 1)
 
 
-def _wandb(directory: Path, config: TrainConfig) -> Any:
-    """Begin or resume the run of a directory on Weights & Biases."""
+def _wandb(directory: Path, config: TrainConfig, start: int) -> Any:
+    """Begin or resume the run of a directory on Weights & Biases.
+
+    The run's id lies with its checkpoints, which other machines may resume from. A run of an older
+    release has none, and its id was its path.
+    """
     with needing("wandb", "wandb"):
         import wandb  # pyright: ignore[reportMissingImports]
-    name = directory.absolute().as_posix().strip("/").replace("/", "-")
+    file = epath.Path(config.checkpoints or directory / "checkpoints") / "wandb_id"
+    with writing(str(file)):
+        name = file.read_text() if file.exists() else ""
+        if not name:
+            path = directory.absolute().as_posix().strip("/").replace("/", "-")
+            name = path[-64:] if start else uuid.uuid4().hex
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(name)
     return wandb.init(
         project=config.wandb,
         name=directory.name,
-        id=name[-64:],
+        id=name,
         resume="allow",
         dir=str(directory),
         config=vars(config),

@@ -72,6 +72,12 @@ def fit(
       Diverged: the loss or a parameter is not finite. The newest checkpoint is from before.
     """
     mesh = config.make_mesh()
+    if config.mesh.data is None and mesh.size < (count := jax.device_count()):
+        _say(
+            f"{directory}: {mesh.size} of {count} devices train, because copies must divide both "
+            f"the devices and the {config.batch // config.accumulate} samples at a time; for more, "
+            "change mesh.data or the batch"
+        )
     trainable, frozen = partition(params, config.frozen)
     optimizer = make_optimizer(config, trainable, apart)
     saved = config.checkpoints.rstrip("/")
@@ -101,6 +107,17 @@ def fit(
         profiled = config.profiled[max(start + 1 - config.profiled.start, 0) :]
         tracing = stack.enter_context(ExitStack())
 
+        def leave(done: int) -> Preempted:
+            bar.close()  # which ends its line
+            _say(f"{directory}: ended by a signal; step {done} of {steps} is saved")
+            return Preempted(preemption.number)
+
+        missed = start > 0 and not log.evaluated  # a signal ended the run before the evaluation
+        if evaluate and missed and _due(config.evaluate_every, start, start == steps):
+            with step.pause(start, "evaluate"):
+                log.write(start, evaluate(merge(on_host(state.result), frozen)))
+            if preemption.reached():
+                raise leave(start)
         for done in range(start + 1, config.steps + 1):
             if done == profiled.start and profiled:
                 tracing.enter_context(jax.profiler.trace(str(directory / "profile")))
@@ -128,9 +145,7 @@ def fit(
                     checkpoints.save(done, state, wait=last or stops)
             bar.update()
             if stops or (last and preemption.reached()):  # a signal in the last save
-                bar.close()  # which ends its line
-                _say(f"{directory}: ended by a signal; step {done} of {config.steps} is saved")
-                raise Preempted(preemption.number)
+                raise leave(done)
     return merge(on_host(state.result), frozen)
 
 
