@@ -229,6 +229,7 @@ def test_a_set_is_named_with_its_file() -> None:
         ("mini --sets describ", "unknown set 'describ'; did you mean 'describe'"),
         ("mini --sets read --data reed=a.jsonl", "data: 'reed' is a set that is not asked; add it"),
         ("mini --follow-ups", "follow_ups: none; give one or more kinds"),
+        ("mini --sets", "sets: none; give one or more"),
     ],
 )
 def test_wrong_words_are_one_line(line: str, message: str) -> None:

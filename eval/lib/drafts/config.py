@@ -101,7 +101,9 @@ class Data:
         return located(f"set {name}" + (f" ({path})" if path else ""))
 
     def check(self) -> None:
-        """Raise InputError for unknown sets and a limit below 1."""
+        """Raise InputError for no sets or unknown ones, and for a limit below 1."""
+        if not self.sets:
+            raise InputError("sets: none; give one or more")
         check_names(self.sets, tuple(self.places))
         check_counts(limit=self.limit)
 
