@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -110,12 +111,13 @@ class Picture:
         """
         if isinstance(image, Picture):
             return image
-        if isinstance(image, str | Path):
-            width, height = load_image(image).size
-            image = StoredImage(Path(image).read_bytes(), _name(image), (height, width))
-        if isinstance(image, StoredImage):
-            height, width = image.size or image.load().size[::-1]
-            return cls(image, height, width)
+        if isinstance(image, StoredImage) and image.size is not None:
+            return cls(image, *image.size)
+        if isinstance(image, str | Path | StoredImage):
+            decoded = to_rgb(image) if isinstance(image, StoredImage) else load_image(image)
+            if not isinstance(image, StoredImage):
+                image = StoredImage(Path(image).read_bytes(), _name(image))
+            return cls(image, decoded.height, decoded.width)._keeping(decoded)
         if not isinstance(image, Image.Image):
             image = to_rgb(image)
         _check_kind(image, "given in memory")
@@ -123,13 +125,27 @@ class Picture:
 
     def rgb(self) -> Image.Image:
         """Return the image as RGB."""
-        return to_rgb(self.source)
+        if not isinstance(self.source, StoredImage):
+            return to_rgb(self.source)
+        if (image := _DECODED.get(self)) is None:
+            self._keeping(image := self.source.load())
+        return image
+
+    def _keeping(self, decoded: Image.Image) -> Picture:
+        """Keep the pixels, so that most calls decode an image once; return the picture itself."""
+        if len(_DECODED) < MOST_DECODED:
+            _DECODED[self] = decoded
+        return self
 
     @cached_property
     def hash(self) -> str:
         """Return `image_hash` of its pixels."""
         return image_hash(self.rgb())
 
+
+MOST_DECODED = 16
+"""Pictures whose pixels are kept; a photograph of 12 million pixels has 36 MB."""
+_DECODED: WeakKeyDictionary[Picture, Image.Image] = WeakKeyDictionary()
 
 Pixels = StoredImage | Image.Image | np.ndarray
 """What `to_rgb` takes: arrays are uint8 [Y, X, 3]."""

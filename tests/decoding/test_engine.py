@@ -343,7 +343,8 @@ def test_a_string_a_request_many_or_none(engine: Engine) -> None:
 def test_images_are_decoded_batch_by_batch(
     keep_going: bool, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many requests wait, only the images of one batch are decoded."""
+    """However many requests wait, only the images of one batch are decoded, and a few kept ones."""
+    monkeypatch.setattr(images, "MOST_DECODED", 1)
     held, most, decode = [0], [0], images._as_rgb
 
     def decoded(source: Image.Image) -> Image.Image:
@@ -361,7 +362,7 @@ def test_images_are_decoded_batch_by_batch(
     config = replace(CONFIG, batch_size=2, keep_going=keep_going)
     small = Engine(engine.target, engine.draft, config)
     small.generate([Request("Hi", 2, images=[page]) for page in (*stored, file) for _ in range(2)])
-    assert most[0] == 2
+    assert most[0] <= 3
 
 
 @pytest.mark.parametrize(
