@@ -383,10 +383,11 @@ def test_a_margin_is_of_blocks_or_of_samples() -> None:
     row: dict[str, Any] = {"acceptance_histogram": [50, 0, 50]}
     assert half_interval(row) == pytest.approx(0.196)
     assert half_interval(row | {"low": 1.5, "high": 2.5}) == 0.5
+    pairing = "0.5B + 1.5B, T=1"
     known = [
-        margin("coder_cos", ["0.5B + 1.5B, T=0", name], "calls", 1) for name in ("CoS", "naive")
+        margin("coder_cos_sampled", [pairing, name], "calls", 1) for name in ("CoS", "speculative")
     ]
-    assert known == [UNKNOWN, pytest.approx(0.084, abs=1e-3)]
+    assert known == [UNKNOWN, pytest.approx(0.053, abs=1e-3)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

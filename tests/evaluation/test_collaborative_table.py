@@ -22,6 +22,7 @@ from eval.lib.drafts.comparison import Group, Kept, first_prompt
 from eval.lib.output.tables import Record
 from eval.lib.times.passes import call_interval
 from jaxspec.data.samples import Sample
+from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.engine.requests import Request, Result
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
@@ -83,6 +84,18 @@ def test_a_speed_up_has_an_interval_over_samples() -> None:
     low, high = call_interval(base, [answer(4, 200), answer(2, 50)])
     assert (low, high) == (2, 4)
     assert call_interval(base, base) == (1, 1)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_each_answer_has_a_time_of_its_own_if_batches_have_one_row(
+    rows: int, target: LoadedModel
+) -> None:
+    """Intervals over samples compare times, and the answers of a call share its time."""
+    engine = Engine(target, None, EngineConfig(batch_size=rows))
+    kept = Kept(engine, lambda place, answer: answer(), {})
+    answers = kept.generate([Request("a", 4), Request("b", 4)])
+    assert [answer.batch for answer in answers] == [rows] * 2
+    assert len({answer.decode_ms for answer in answers}) == 3 - rows
 
 
 def test_no_run_of_a_sweep_is_kept_as_one_of_a_method(monkeypatch: pytest.MonkeyPatch) -> None:

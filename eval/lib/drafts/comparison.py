@@ -160,10 +160,15 @@ class Kept:
     runs: int = 0
 
     def generate(self, requests: list[Request]) -> list[Result]:
+        """Answer requests, one a call if batches have one row: answers of a call share its time."""
         self.runs += 1
         place = self.place | {"run": self.runs}
-        answers = self.keep(place, lambda: list(map(_record, self.engine.generate(requests))))
-        return list(map(_result, answers))
+        calls = [[each] for each in requests] if self.engine.config.batch_size == 1 else [requests]
+
+        def answer() -> list[Record]:
+            return [_record(result) for call in calls for result in self.engine.generate(call)]
+
+        return list(map(_result, self.keep(place, answer)))
 
 
 def _record(result: Result) -> Record:
