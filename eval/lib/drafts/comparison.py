@@ -163,7 +163,11 @@ class Kept:
         """Answer requests, one a call if batches have one row: answers of a call share its time."""
         self.runs += 1
         place = self.place | {"run": self.runs}
-        calls = [[each] for each in requests] if self.engine.config.batch_size == 1 else [requests]
+        calls = (
+            [[each] for each in requests]
+            if self.engine.batcher.config.batch_size == 1
+            else [requests]
+        )
 
         def answer() -> list[Record]:
             return [_record(result) for call in calls for result in self.engine.generate(call)]
