@@ -35,7 +35,7 @@ from eval.lib.output.tables import (
     pivot,
     sample_counts,
 )
-from eval.lib.questions.cos_release import check_clone
+from eval.lib.questions.cos_release import read_clone
 from eval.lib.questions.quality import MEASURES, quality, rouge_scorer
 from eval.lib.questions.run_code import RunsCode
 from jaxspec.command import input_errors, script_name
@@ -82,7 +82,7 @@ def main(args: Sequence[str] | None = None) -> None:
     # Sets that cannot be read and a missing package fail here, before models load.
     if config.released is not None:
         for name in config.sets:
-            check_clone(name, config.released)
+            read_clone(name, config.released)
     for name in set(config.sets) & set(config.places):
         config.samples(name, config.limit)
     if "ROUGE-L" in map(MEASURES.get, config.sets):

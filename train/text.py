@@ -29,7 +29,7 @@ from jaxspec.training.conversations import ConversationBatch, ConversationBatche
 from jaxspec.training.loop.batches import process_share
 from jaxspec.training.loop.signatures import data_signature
 from jaxspec.training.loop.trainer import fit
-from jaxspec.training.losses import Loss, Sums, cross_entropy
+from jaxspec.training.losses import Loss, Sums, next_token_loss
 from jaxspec.typing import Array, Params
 from train.setup import begin, own_output
 from train.tokenizer import train_tokenizer
@@ -80,7 +80,7 @@ def train(stage: TextStage, data: Path, directory: Path) -> None:
 
     def share(params: Params, batch: ConversationBatch, count: Array) -> tuple[Array, Sums]:
         logits = model.model.score(params, batch.rows, None)
-        return cross_entropy(logits[:, :-1], batch.tokens[:, 1:], every(batch)[:, 1:], count)
+        return next_token_loss(logits, batch.tokens, every(batch), count)
 
     loss = Loss(share, lambda batch: every(batch)[:, 1:].sum(dtype=jnp.float32))
     start = init_params(stage.model, jax.random.key(seed))

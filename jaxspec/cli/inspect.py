@@ -184,7 +184,9 @@ def _sizes(
         "context": text and text.context,
         "vocabulary": text and text.vocab_size,
         "draft_vocabulary": text and len(text.draft_vocabulary),
-        **{"parameters": dict(parameters), "dtypes": dict(dtypes), "files": sizes},
+        "parameters": dict(parameters),
+        "dtypes": dict(dtypes),
+        "files": sizes,
     }
 
 

@@ -113,11 +113,11 @@ class Picture:
             return image
         if isinstance(image, StoredImage) and image.size is not None:
             return cls(image, *image.size)
-        if isinstance(image, str | Path | StoredImage):
-            decoded = to_rgb(image) if isinstance(image, StoredImage) else load_image(image)
-            if not isinstance(image, StoredImage):
-                image = StoredImage(Path(image).read_bytes(), _name(image))
-            return cls(image, decoded.height, decoded.width)._keeping(decoded)
+        if isinstance(image, StoredImage):
+            return cls._decoded(image, image.load())
+        if isinstance(image, str | Path):
+            decoded = load_image(image)
+            return cls._decoded(StoredImage(Path(image).read_bytes(), _name(image)), decoded)
         if not isinstance(image, Image.Image):
             image = to_rgb(image)
         _check_kind(image, "given in memory")
@@ -128,14 +128,19 @@ class Picture:
         if not isinstance(self.source, StoredImage):
             return to_rgb(self.source)
         if (image := _DECODED.get(self)) is None:
-            self._keeping(image := self.source.load())
+            self._keep(image := self.source.load())
         return image
 
-    def _keeping(self, decoded: Image.Image) -> Picture:
-        """Keep the pixels, so that most calls decode an image once; return the picture itself."""
+    @classmethod
+    def _decoded(cls, image: StoredImage, pixels: Image.Image) -> Picture:
+        picture = cls(image, pixels.height, pixels.width)
+        picture._keep(pixels)
+        return picture
+
+    def _keep(self, pixels: Image.Image) -> None:
+        """Keep the pixels while there is room, so that a call of few images decodes each once."""
         if len(_DECODED) < MOST_DECODED:
-            _DECODED[self] = decoded
-        return self
+            _DECODED[self] = pixels
 
     @cached_property
     def hash(self) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
+from jaxspec.config import ModelConfig, text_config
 from jaxspec.config.decoders import decoder_config
 from jaxspec.config.gemma4 import Gemma4TextConfig
 from jaxspec.config.rope import RopeScaling
@@ -279,9 +280,9 @@ def gemma4_layers(title: str, raw: Mapping[str, Any]) -> Gemma4TextConfig:
     return replace(text.without_window(range(len(kinds))), tie_word_embeddings=False)
 
 
-def check_rotary(target: Any) -> RotaryConfig:
+def check_rotary(target: ModelConfig) -> RotaryConfig:
     """Return a target's decoder; InputError for one without rotary keys."""
-    text: TextConfig = getattr(target, "text_config", target)
+    text = text_config(target)
     if not isinstance(text, RotaryConfig):
         raise InputError(
             f"target: a {text.model_type} has no rotary keys, which heads read; give another"

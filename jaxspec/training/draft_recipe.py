@@ -312,8 +312,8 @@ def _train_stage(
         held_out = replace(alone, samples=samples, batch=8, plain=False)
         held_out_batches = [held_out(step) for step in range(HELD_OUT)]
         evaluate = simulated(draft.model, held_out_batches, view, recipe.lora)
-    reader = teacher and teacher.model
-    loss = tuning_loss(draft.model, view, reader, recipe.distillation, recipe.lora)
+    teaching = teacher and teacher.model
+    loss = tuning_loss(draft.model, view, teaching, recipe.distillation, recipe.lora)
     more: dict[str, Any] = {"sharding_of": sharding_of, "evaluate": evaluate, "inputs": inputs}
     with closing(CountedBatches(batches, train.steps, limit=recipe.unlearned)) as counted:
         return without_teacher(run(train, params, loss, counted, directory, **more))

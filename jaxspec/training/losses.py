@@ -64,6 +64,16 @@ def metrics_of(sums: Sums) -> Metrics:
     }
 
 
+def next_token_loss(
+    logits: Float[Array, "B L V"],
+    tokens: Int[Array, "B L"],
+    mask: Bool[Array, "B L"],
+    count: Float[Array, ""],
+) -> tuple[Float[Array, ""], Sums]:
+    """Return the cross entropy of masked tokens, predicted one position before, and metrics."""
+    return cross_entropy(logits[:, :-1], tokens[:, 1:], mask[:, 1:], count)
+
+
 def cross_entropy(
     logits: Float[Array, "B K V"],
     labels: Int[Array, "B K"],

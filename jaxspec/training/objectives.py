@@ -146,7 +146,7 @@ def _taught_share(
 ) -> tuple[Float[Array, ""], losses.Sums, Bool[Array, "B L"]]:
     """Return the loss with a teacher, metrics, and where the draft agrees with its best tokens."""
     tokens, mask = _labels(model, batch)
-    loss, sums = losses.cross_entropy(logits[:, :-1], tokens[:, 1:], mask[:, 1:], count)
+    loss, sums = losses.next_token_loss(logits, tokens, mask, count)
     best = draft_indices(model.text, jnp.pad(taught.argmax(-1), ((0, 0), (1, 0)))[:, :-1])
     if vocabulary := model.text.draft_vocabulary:
         taught = taught[..., np.asarray(vocabulary)]

@@ -354,14 +354,17 @@ def test_images_are_decoded_batch_by_batch(
         weakref.finalize(image, lambda: held.__setitem__(0, held[0] - 1))
         return image
 
-    file = tmp_path / "page.png"
-    Image.fromarray(tiny.page()).save(file)
-    content = file.read_bytes()
-    stored = StoredImage(content, "page.png", (28, 28)), StoredImage(content, "page.png")
+    asked: list[Request] = []
+    for i in range(6):  # different ones, as equal pictures share their pixels
+        file = tmp_path / f"{i}.png"
+        Image.fromarray(tiny.page() + np.uint8(i)).save(file)
+        content = file.read_bytes()
+        kinds = StoredImage(content, "page", (28, 28)), StoredImage(content, "page"), file
+        asked.append(Request("Hi", 2, images=[kinds[i % 3]]))
     monkeypatch.setattr(images, "_as_rgb", decoded)
     config = replace(CONFIG, batch_size=2, keep_going=keep_going)
     small = Engine(engine.target, engine.draft, config)
-    small.generate([Request("Hi", 2, images=[page]) for page in (*stored, file) for _ in range(2)])
+    small.generate(asked)
     assert most[0] <= 3
 
 

@@ -17,7 +17,7 @@ from jaxspec.loading.models import LoadedModel
 from jaxspec.models.lora import LORA, Lora, init_lora, merged
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.draft_recipe import Recipe, adapter_base, start_draft, train_draft
-from jaxspec.training.losses import agreement, count_blocks, cross_entropy, metrics_of
+from jaxspec.training.losses import agreement, count_blocks, metrics_of, next_token_loss
 from jaxspec.training.objectives import GAMMA, encode, tuning_loss
 from jaxspec.training.recipes import Stage
 from tests import tiny
@@ -49,8 +49,7 @@ def test_answers_alone_are_scored() -> None:
     def of_all_scores(params: Any) -> Any:
         logits = MODEL.model.score(params, batch.rows, encode(MODEL.model, params, batch.images))
         count = np.float32(batch.mask[:, 1:].sum())
-        shifted = logits[:, :-1], batch.tokens[:, 1:], batch.mask[:, 1:]
-        loss, sums = cross_entropy(*shifted, count)
+        loss, sums = next_token_loss(logits, batch.tokens, batch.mask, count)
         blocks = count_blocks(agreement(logits, batch.tokens), batch.mask, GAMMA)
         return loss, metrics_of(sums | {"filled": batch.filled, "tokens_per_pass": blocks})
 

@@ -163,11 +163,9 @@ class Kept:
         """Answer requests, one a call if batches have one row: answers of a call share its time."""
         self.runs += 1
         place = self.place | {"run": self.runs}
-        calls = (
-            [[each] for each in requests]
-            if self.engine.batcher.config.batch_size == 1
-            else [requests]
-        )
+        calls = [requests]
+        if self.engine.batcher.config.batch_size == 1:
+            calls = [[each] for each in requests]
 
         def answer() -> list[Record]:
             return [_record(result) for call in calls for result in self.engine.generate(call)]
