@@ -42,7 +42,7 @@ from jaxspec.config import RotaryConfig, text_config, with_text
 from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.engine.config import EngineConfig
 from jaxspec.engine.drafts import DraftConfig
-from jaxspec.engine.memory import abstract_inputs, abstract_state, at_place, bytes_held
+from jaxspec.engine.memory import abstract_inputs, abstract_prefill, at_place, bytes_held
 from jaxspec.engine.plan import CHIPS, abstract_program, chip_of, sizes_of, split_over
 from jaxspec.errors import InputError, check_all_counts, check_counts, first_line, needing
 from jaxspec.models.int8 import Weights
@@ -114,9 +114,10 @@ def main(
         (name, None if name in WHOLE else assembled(config, name, width)[0].width)
         for name, width in product(programs, widths)
     )
+    jax.config.update("jax_platforms", "cpu")  # GPUs' plugin asks for CUDA's libraries otherwise
+    topologies = {chip: described(chip) for chip in chips}
     with Run(preset, arguments, out) as run:
-        for chip in chips:
-            devices = described(chip)
+        for chip, devices in topologies.items():
             for batch in batches:
                 for name, width in tqdm(variants, f"{chip}, batch {batch}", unit="program"):
                     row = {"chips": chip, "devices": len(devices), "batch": batch}
@@ -232,7 +233,7 @@ def decoding(
         if name in WHOLE:
             lowered = run_prefill.lower(program, params, inputs, options, shape.new)
             return lowered, 0, program.compiler_options
-        state = abstract_state(program, params, inputs, options, shape.new)
+        state, _ = abstract_prefill(program, params, inputs, options, shape.new)
         placed = state if mesh else at_place(state, whole)
         lowered = run_decode.lower(program, params, placed, options)
         caches = bytes_held((state.target, state.drafter))

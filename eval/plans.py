@@ -32,6 +32,7 @@ from eval.lib.drafts.loading import Loaded, load_models
 from eval.lib.output.intervals import interval
 from eval.lib.output.report import Run, progress
 from eval.lib.output.tables import Record, Table, grouped, has, mean, number, percent, sample_counts
+from eval.lib.times.passes import there_and_back
 from jaxspec.command import input_errors, script_name
 from jaxspec.decoding.plans import Plan
 from jaxspec.decoding.sources.lookup import LOOKUP
@@ -122,11 +123,12 @@ def measured(
 ) -> list[Record]:
     """Return a record of each answer of each engine; the engines take turns at each batch."""
     records = []
-    for start in range(0, len(requests), batch):
+    for turn, start in enumerate(range(0, len(requests), batch)):
         some = requests[start : start + batch]
-        answers = {name: engine.generate(some) for name, engine in engines.items()}
-        for name, results in answers.items():
-            for i, (result, plain) in enumerate(zip(results, answers[PLAIN], strict=True)):
+        order = there_and_back(engines, turn)
+        answers = {name: engines[name].generate(some) for name in order}
+        for name in engines:
+            for i, (result, plain) in enumerate(zip(answers[name], answers[PLAIN], strict=True)):
                 fields = {
                     "row": name,
                     "sample": start + i,

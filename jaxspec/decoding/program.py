@@ -75,20 +75,16 @@ class Program(ABC, Generic[State]):
         first, *peers = map(Prompts, rows, images)
         return PromptBatch(first.rows, first.images, weights, sources, peers=tuple(peers))
 
+    @abstractmethod
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> State:
-        """Run the prompts and return a state with each row's first new token.
+    ) -> tuple[State, Float[Array, "*M B V"]]:
+        """Run the prompts.
+
+        Return a state with each row's first new token, and the logits that it was drawn from.
 
         new_slots: Maximum new tokens of a row.
         """
-        return self.scored_prefill(params, batch, options, new_slots)[0]
-
-    @abstractmethod
-    def scored_prefill(
-        self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-    ) -> tuple[State, Float[Array, "*M B V"]]:
-        """Return what `prefill` does, and the logits that first tokens are drawn from."""
 
     @abstractmethod
     def begin(

@@ -63,7 +63,7 @@ class TargetProgram(Program[TargetState]):
         states = (source.target_states for source in self.sources)
         return next((numbers for numbers in states if numbers is not None), None)
 
-    def scored_prefill(
+    def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
     ) -> tuple[TargetState, Float[Array, "B V"]]:
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
@@ -78,7 +78,7 @@ class TargetProgram(Program[TargetState]):
         options: Sampling,
         new_slots: int,
     ) -> tuple[TargetState, Float[Array, "B V"]]:
-        """Return what `scored_prefill` does, once the target has read the prompts."""
+        """Return what `prefill` does, once the target has read the prompts."""
         prompt = prompt_tokens(batch.prompt, read.logits.shape[-1], options.processors)
         logits, cache, prompt = copied((read.logits, read.cache, prompt), batch, options)
         first = first_token(logits, prompt, options)

@@ -20,17 +20,12 @@ from jaxspec.typing import Array, Features, Float, Int, Params
 @partial(jax.jit, static_argnames=("program", "new_slots"))
 def run_prefill(
     program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-) -> DecodeState:
-    """Prefill the batch and place the state as the loop keeps it on a mesh."""
-    return place(program.prefill(params, batch, options, new_slots))
-
-
-@partial(jax.jit, static_argnames=("program", "new_slots"))
-def run_scored_prefill(
-    program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
 ) -> tuple[DecodeState, Float[Array, "*M B V"]]:
-    """Return the state of `run_prefill` and the logits that `insert_rows` draws from."""
-    return place(program.scored_prefill(params, batch, options, new_slots))
+    """Prefill the batch and place the state as the loop keeps it on a mesh.
+
+    Return it with the logits, from which `insert_rows` may draw first tokens again.
+    """
+    return place(program.prefill(params, batch, options, new_slots))
 
 
 @partial(jax.jit, static_argnames=("program",))
@@ -62,7 +57,7 @@ def run_opened(
     cache: KVCache,
     new_slots: int,
 ) -> tuple[DecodeState, Float[Array, "B V"]]:
-    """Return what `run_scored_prefill` does for prompts that the target has read."""
+    """Return what `run_prefill` does for prompts that the target has read."""
     read = TargetRead(logits, batch.features, cache)
     return place(program.opened(params, batch, read, options, new_slots))
 

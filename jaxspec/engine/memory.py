@@ -74,7 +74,7 @@ class MemoryReport:
     weighting: int
     """State of the weighting."""
     inputs: int
-    """Prompts, pixels, output tokens and counters."""
+    """Prompts, pixels, output tokens, counters, and the logits of first tokens."""
     working: int
     insert: int = 0
     """Inputs and state of the waiting requests that are prefilled for free rows."""
@@ -147,7 +147,7 @@ def plan_memory(
     before = planned(batch, smaller) if smaller else None
     inputs, options = abstract_inputs(program, batch, sizes)
     options = options_of(batch) if options_of else options
-    state = abstract_state(program, params, inputs, options, sizes.new)
+    state, logits = abstract_prefill(program, params, inputs, options, sizes.new)
     caches, weighting = map(bytes_held, (state.target, state.weighting))
     # A target alone has no drafter, and collaborating models have one of pending proposals.
     parts = state.drafter if program.sources else jax.tree.leaves([state.drafter])
@@ -160,7 +160,7 @@ def plan_memory(
         target_cache=caches,
         draft_caches=drafts,
         weighting=weighting,
-        inputs=bytes_held((inputs, options, state)) - caches - sum(drafts) - weighting,
+        inputs=bytes_held((inputs, options, state, logits)) - caches - sum(drafts) - weighting,
         working=_working(program, state, batch, sizes),
         insert=waiting.target_cache + waiting.draft_cache + waiting.weighting + waiting.inputs
         if waiting
@@ -170,18 +170,18 @@ def plan_memory(
 
 
 @usual_settings()
-def abstract_state(
+def abstract_prefill(
     program: Program, params: Params, inputs: PromptBatch, options: Sampling, new: int
-) -> DecodeState:
-    """Return the shapes of the state after prefill, with the shardings of `place` on a mesh."""
-    state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, new), params, inputs, options)
+) -> tuple[DecodeState, Any]:
+    """Return the shapes that `run_prefill` returns, with the shardings of `place` on a mesh."""
+    made = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, new), params, inputs, options)
     mesh = mesh_of(program.weights(params)[0])
     if mesh is None:
-        return state
+        return made
     return map_placed(
         lambda leaf: leaf.update(sharding=cache_sharding(mesh, leaf.shape)),
         partial(at_place, sharding=replicated(mesh)),
-        state,
+        made,
     )
 
 

@@ -89,6 +89,10 @@ class Choice(NamedTuple):
     tokens: int
     """Tokens that the longest answer should gain."""
     trial: bool
+    sizes: str = ""
+    """Name of the batch's sizes."""
+    program: Hashable = None
+    """Key of these and of all else that a loop is compiled for, but its plan."""
 
 
 class Gain(NamedTuple):
@@ -179,15 +183,15 @@ class Policy:
 
         Args:
           requests: What is known of each request that decodes.
-          sizes: Name of the batch's sizes.
-          program: Key of these and of all else that a loop is compiled for, but its plan.
+          sizes, program: See `Choice`.
           unread: Tokens that a source must read first, by source.
         """
         rows, numbers = list(requests) or [{}], range(len(self.plans))
         known = {i: ms for i in numbers if (ms := self.cost(i, sizes)) is not None}
         # What a program's first run takes says nothing, and a single run may have been stalled.
         if 0 not in known or self.measured_once(0, sizes):
-            return Choice(0, 2 * TRIAL if (0, program) in self.compiled else 1, False)
+            tokens = 2 * TRIAL if (0, program) in self.compiled else 1
+            return Choice(0, tokens, False, sizes, program)
         # What was never measured may cost no more than plain decoding, for all that is known.
         costs = [known.get(i, known[0]) for i in numbers]
         margin = MARGIN * (1 + self.debt / DEBT)
@@ -214,29 +218,18 @@ class Policy:
             if i != best and hope > rates[best] and self.lost + loss <= BUDGET * self.spent:
                 hopes[i] = hope
         if hopes:
-            return Choice(max(hopes, key=lambda i: hopes[i]), trial, True)
+            return Choice(max(hopes, key=lambda i: hopes[i]), trial, True, sizes, program)
         stretch = max(SHORTEST, round(STRETCH_MS * rates[best] / len(rows)))
         if sources := self.plans[best].drafting:
             # What this request shows may be another thing than what earlier ones did.
             shown = min(row.get(sources, self.none).verified[0] for row in rows)
             stretch = max(trial, min(stretch, round(shown)))
-        return Choice(best, stretch, False)
+        return Choice(best, stretch, False, sizes, program)
 
     @_in_turn
-    def observe(
-        self,
-        choice: Choice,
-        sizes: str,
-        program: Hashable,
-        ms: float,
-        compiled_ms: float,
-        gains: Sequence[Gain],
-    ) -> None:
-        """Learn from a run of a choice, which took `ms` milliseconds without its compilation.
-
-        sizes, program: Those of the choice.
-        """
-        plan = self.plans[choice.plan]
+    def observe(self, choice: Choice, ms: float, compiled_ms: float, gains: Sequence[Gain]) -> None:
+        """Learn from a run of a choice, which took `ms` milliseconds without its compilation."""
+        plan, sizes, program = self.plans[choice.plan], choice.sizes, choice.program
         blocks = max((int(gain.stats.steps) for gain in gains), default=0)
         known, plain = self.cost(choice.plan, sizes), self.cost(0, sizes)
         first = (choice.plan, program) not in self.compiled

@@ -35,9 +35,9 @@ def choose_at_random(monkeypatch: pytest.MonkeyPatch, *plans: int) -> set[int]:
     """
     rng, used = np.random.default_rng(0), set[int]()
 
-    def choose(self: Policy, *_: Any) -> Choice:
+    def choose(self: Policy, rows: Any, sizes: str, program: Any, unread: Any) -> Choice:
         used.add(plan := int(rng.choice(plans or len(self.plans))))
-        return Choice(plan, int(rng.integers(1, 6)), False)
+        return Choice(plan, int(rng.integers(1, 6)), False, sizes, program)
 
     monkeypatch.setattr(Policy, "choose", choose)
     return used
@@ -209,7 +209,7 @@ def learned(
         stats = DecodeStats(blocks, done - before, drafted, accepted, None)  # pyright: ignore
         ms = blocks * MS[choice.plan] * (slow if choice.plan and rng.random() < 0.3 else 1)
         ms, run = ms * (stall[1] if run == stall[0] else 1), run + 1
-        policy.observe(choice, "1x64", "", ms, 0.0, [Gain(beliefs, stats)])
+        policy.observe(choice, ms, 0.0, [Gain(beliefs, stats)])
         names += [plan.name] * blocks
     return names
 
@@ -341,13 +341,13 @@ def test_a_trial_may_lose_what_its_expected_blocks_take(spent: float, tried: boo
 def test_a_programs_first_run_is_no_measurement() -> None:
     policy, beliefs, zeros = Policy(PLANS), [{}], np.zeros(7, int)
     nothing = Gain({}, DecodeStats(0, 0, zeros, zeros, None))  # pyright: ignore
-    policy.observe(Choice(0, 1, False), "1x64", "", 1.0, 900.0, [nothing])  # an answer of one token
+    policy.observe(Choice(0, 1, False, "1x64", ""), 1.0, 900.0, [nothing])  # an answer of one token
     for compiled_ms, plan in ((900.0, 0), (0.0, 0), (0.0, 0), (900.0, 1), (0.0, 1)):
         choice = policy.choose(beliefs, "1x64", "")
         assert choice.plan == plan
         ms = (10 if compiled_ms else 1) * MS[plan]
         stats = DecodeStats(1, 1, np.zeros(7, int), np.zeros(7, int), None)  # pyright: ignore
-        policy.observe(choice, "1x64", "", ms, compiled_ms, [Gain(beliefs[0], stats)])
+        policy.observe(choice, ms, compiled_ms, [Gain(beliefs[0], stats)])
     assert policy.debt < 2
     assert [policy.cost(i, "1x64") for i in (0, 1)] == [MS[0], MS[1]]
 
@@ -398,7 +398,8 @@ def test_what_a_draft_must_read_first_counts_as_a_cost_of_its_choice(
     all_of_them = np.full(policy.places, blocks)
     stats = DecodeStats(blocks, 3 * blocks, all_of_them, all_of_them, None)  # pyright: ignore
     ms = 14.0 * blocks + 2.0 * tokens
-    policy.observe(Choice(1, 4, True), "1x64", "", ms, 0.0, [Gain({}, stats, unread={0: tokens})])
+    choice = Choice(1, 4, True, "1x64", "")
+    policy.observe(choice, ms, 0.0, [Gain({}, stats, unread={0: tokens})])
     assert policy.reading == {0: pytest.approx(0.2)}
     assert policy.debt == 0
     choices = [policy.choose([{}], "1x64", "", {0: unread}) for unread in (0, 300)]
@@ -424,7 +425,7 @@ def test_a_row_that_ends_within_a_run_is_no_loss() -> None:
         Gain({}, DecodeStats(steps, tokens, zeros, zeros, None), ended)  # pyright: ignore
         for steps, tokens, ended in ((2, 3, True), (20, 40, False))
     ]
-    policy.observe(Choice(3, 40, False), "2x64", "", 20 * 1.3 * MS[0], 0.0, gains)
+    policy.observe(Choice(3, 40, False, "2x64", ""), 20 * 1.3 * MS[0], 0.0, gains)
     assert policy.debt == 0
 
 

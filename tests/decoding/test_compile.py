@@ -29,7 +29,7 @@ def compiled(program: Autoregressive | Speculator, greedy: bool = True) -> tuple
     that nothing else has.
     """
     batch, options = prompts([5], [1], ("M", "T")), sampling(1, new=NEW)
-    state = run_prefill(program, BOTH, batch, options, NEW)
+    state, _ = run_prefill(program, BOTH, batch, options, NEW)
     return state, run_decode.lower(program, BOTH, state, options.replace(greedy=greedy)).compile()
 
 
@@ -64,7 +64,7 @@ def test_a_sampled_program_has_a_branch_where_rows_are_filtered():
 
 def test_the_loop_touches_nothing_on_the_host():
     batch, options = prompts([5, 3], [1, 0], ("M", "T")), sampling(2, temperature=0.7, new=NEW)
-    state = run_prefill(CHAIN, BOTH, batch, options, NEW)
+    state, _ = run_prefill(CHAIN, BOTH, batch, options, NEW)
     run_decode(CHAIN, BOTH, jax.tree.map(jnp.copy, state), options)  # compiles
     with jax.transfer_guard("disallow"):
         done = run_decode(CHAIN, BOTH, state, options)

@@ -78,7 +78,7 @@ def test_the_report_is_what_prefill_and_decoding_take() -> None:
     assert report.total == pytest.approx(total(prefill), rel=0.05)
     assert report.total - report.working == pytest.approx(held, rel=1e-6)
 
-    state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, NEW), params, *inputs)
+    state, _ = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, NEW), params, *inputs)
     decode = taken(
         run_decode, program, params, state, inputs[1], static_argnums=0, donate_argnums=2
     )

@@ -53,7 +53,7 @@ def program(views: tuple[str, ...], **options: Any) -> tuple[Speculator, Params,
 
 def begun(views: tuple[str, ...], options: Sampling, **more: Any) -> DecodeState:
     spec, params, _ = program(views, **more)
-    return run_prefill(spec, params, batch_of(*views), options, NEW)
+    return run_prefill(spec, params, batch_of(*views), options, NEW)[0]
 
 
 def run(

@@ -159,7 +159,7 @@ TOGETHER = [
 
 @partial(jax.jit, static_argnums=(0, 4), compiler_options=tiny.QUICK)
 def together(program: Any, params: Any, batch: Any, chosen: Any, new: int) -> Any:
-    return program.decode(params, program.prefill(params, batch, chosen, new), chosen)
+    return program.decode(params, program.prefill(params, batch, chosen, new)[0], chosen)
 
 
 def combined(

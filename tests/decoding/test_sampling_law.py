@@ -128,7 +128,7 @@ def drawn(
     for seed in range(ROUNDS[-1]):
         chosen = tiny.sampling(ROWS, new=LENGTH, seed=seed, eos=(-1,), **options)
         if changing:
-            state = run_prefill(program, params, batch, chosen, LENGTH)
+            state, _ = run_prefill(program, params, batch, chosen, LENGTH)
             for count in range(2, LENGTH + 1):
                 plan = plans[(seed + count) % len(plans)]
                 pause: Any = np.asarray([ROWS, count], np.int32)

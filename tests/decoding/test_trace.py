@@ -37,7 +37,7 @@ def test_every_token_is_accounted_for(tree):
     batch = weighted(prompts([4, 6, 5], [1, 1, 1], ("M", "T"), image=IMAGE), 0.75, 0.25)
     params, options = {"target": PARAMS, "draft": DRAFT}, sampling(3, new=NEW, eos=(-1,))
     state = jax.jit(
-        lambda: program.decode(params, program.prefill(params, batch, options, NEW), options)
+        lambda: program.decode(params, program.prefill(params, batch, options, NEW)[0], options)
     )()
     forward = jax.jit(lambda tokens, pixels: full_pass(TARGET, DRAFT, tokens, pixels))
     agreed, narrow = 0, 0

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tqdm import tqdm
 
 from eval.lib.standins.synthetic import random_params
 from eval.lib.times.figures import draw_inference_times, inference_times
 from eval.lib.times.forced import accepted_pattern, measure_forced
-from eval.lib.times.passes import pass_work
+from eval.lib.times.passes import interleaved, pass_work
 from eval.lib.times.random_pair import (
     LatencyConfig,
     Pair,
@@ -150,3 +152,28 @@ def test_stages_are_stacked_by_images(tmp_path: Path) -> None:
         "inference_times.png",
         "inference_times.svg",
     }
+
+
+def test_engines_take_turns_in_either_order() -> None:
+    """Engines take turns in either order, and answers and rates are of their engines."""
+    order = []
+
+    def engine(name: str, ms: float) -> SimpleNamespace:
+        def generate(requests: list[str]) -> list[SimpleNamespace]:
+            order.append(name)
+            stats = SimpleNamespace(emitted=4)
+            answer = {"text": name, "tokens": (1,) * 5, "stats": stats, "batch": 1}
+            return [SimpleNamespace(**answer, decode_ms=ms, prefill_ms=ms)] * len(requests)
+
+        return SimpleNamespace(generate=generate)
+
+    engines, requests = [engine("a", 10), engine("b", 20), engine("c", 40)], ["?"] * 2
+    answers, rates = interleaved(engines, requests, 3, tqdm(disable=True))  # type: ignore[arg-type]
+    assert "".join(order) == "abccbaabc"
+    assert [[answer.text for answer in each] for each in answers] == [
+        ["a"] * 2,
+        ["b"] * 2,
+        ["c"] * 2,
+    ]
+    np.testing.assert_allclose(rates.loop, [[400] * 3, [200] * 3, [100] * 3])
+    np.testing.assert_allclose(rates.call, [[250] * 3, [125] * 3, [62.5] * 3])

@@ -203,7 +203,7 @@ def made_by(command: Command) -> str:
 
 
 NOT_RUN = {
-    r"NAME|PRESET|DIR|SRC|DST|--help|^jaxspec (generate|export|import|plan)$|export --": "stands for others",
+    r"NAME|PRESET|DIR|FOLDER$|SRC|DST|--help|^jaxspec (generate|export|import|plan)$|export --": "stands for others",
     r"^(make|pip) |tests\.|jaxspec\.data|jaxspec\.models|configs\.|train\.prompts": "is not about models of the hub",
     r"--cluster": "is for several hosts",
     r"eval\.mmspec recorded": "needs the record of LLaVA-1.5-7B, which is no model",

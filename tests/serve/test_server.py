@@ -27,7 +27,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from jaxspec.decoding.steps import run_scored_prefill
+from jaxspec.decoding.steps import run_prefill
 from jaxspec.engine import compile_cache
 from jaxspec.engine.engine import Engine, EngineConfig, Request, Result
 from jaxspec.prompts.encoder import PromptEncoder
@@ -335,7 +335,7 @@ def test_answers_have_the_form_that_is_asked_for(served: Served) -> None:
         return answer["choices"][0]["message"]["content"]
 
     def prefills() -> int:
-        return sum(step is run_scored_prefill for step, *_ in compile_cache.EXECUTABLES)
+        return sum(step is run_prefill for step, *_ in compile_cache.EXECUTABLES)
 
     before = prefills()
     with ThreadPoolExecutor(8) as pool:

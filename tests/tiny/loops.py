@@ -178,17 +178,15 @@ def run_plain(
 def _run_plain(
     model: LanguageModel, params: Params, batch: PromptBatch, options: Sampling, new: int
 ) -> DecodeState:
-    plain = Autoregressive(model)
-    return plain.decode(
-        {"target": params}, plain.prefill({"target": params}, batch, options, new), options
-    )
+    plain, held = Autoregressive(model), {"target": params}
+    return plain.decode(held, plain.prefill(held, batch, options, new)[0], options)
 
 
 @partial(jax.jit, static_argnums=(0, 4), compiler_options=QUICK)
 def run_speculative(
     spec: Speculator, params: Params, batch: PromptBatch, options: Sampling, new: int
 ) -> DecodeState:
-    return spec.decode(params, spec.prefill(params, batch, options, new), options)
+    return spec.decode(params, spec.prefill(params, batch, options, new)[0], options)
 
 
 def outputs(state: DecodeState) -> list[list[int]]:

@@ -67,7 +67,7 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
             pair.target.model, drafter, Static(), pattern=pattern
         )
     states = {
-        name: run_prefill(program, pair.params, inputs, options, config.new)
+        name: run_prefill(program, pair.params, inputs, options, config.new)[0]
         for name, program in programs.items()
     }
     steps: dict[str, float] = {}

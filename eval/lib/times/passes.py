@@ -7,10 +7,10 @@ for a copy of the cache. A decode loop pays neither, so each pass is timed in a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ from jaxspec.models.families import abstract_params
 from jaxspec.sampling import Sampling, argmax
 from jaxspec.sharding import mesh_of
 from jaxspec.typing import Array, Int, Params
+
+Item = TypeVar("Item")
 
 CALL_MS = 40.0
 """Milliseconds of one timed call: long compared with its dispatch, which takes up to 1 ms."""
@@ -57,9 +59,9 @@ def time_loops(
                 jax.block_until_ready(call(1))
             counts[key] = int(np.clip(CALL_MS / _milliseconds(call, 2), 1, 1000))
             bar.update()
-        for _ in range(repeats):
-            for key, call in calls.items():
-                times[key].append(_milliseconds(call, counts[key]))
+        for turn in range(repeats):
+            for key in there_and_back(calls, turn):
+                times[key].append(_milliseconds(calls[key], counts[key]))
                 bar.update()
     return {key: min(values) for key, values in times.items()}
 
@@ -195,6 +197,8 @@ def interleaved(
 ) -> tuple[list[list[Result]], Rates]:
     """Run engines on the same requests by turns, so that other load slows all of them equally.
 
+    Each round goes the other way than the one before, see `there_and_back`.
+
     Args:
       bar: Progress bar, which counts runs.
 
@@ -202,18 +206,25 @@ def interleaved(
     """
     answers, rates = [], Rates(*np.zeros((2, len(programs), repeats)))
     for run in range(repeats):
-        answers = []
-        for i, program in enumerate(programs):
-            done = program.generate(requests)
+        answers = [list[Result]()] * len(programs)
+        for i in there_and_back(range(len(programs)), run):
+            answers[i] = done = programs[i].generate(requests)
             decode, prefill = (
                 sum(getattr(r, field) / r.batch for r in done) / 1e3
                 for field in ("decode_ms", "prefill_ms")
             )
             rates.loop[i, run] = sum(r.stats.emitted for r in done) / max(decode, 1e-12)
             rates.call[i, run] = sum(len(r.tokens) for r in done) / max(prefill + decode, 1e-12)
-            answers.append(done)
             bar.update()
     return answers, rates
+
+
+def there_and_back(items: Iterable[Item], turn: int) -> list[Item]:
+    """Return the items, and in every second round backwards.
+
+    If the machine becomes slower while A, B, B, A run, then both are slowed alike.
+    """
+    return list(items)[:: -1 if turn % 2 else 1]
 
 
 def speed_up(rates: np.ndarray, base: np.ndarray) -> float | None:

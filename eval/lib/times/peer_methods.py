@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from eval.lib.times.passes import there_and_back
 from jaxspec.config import text_config
 from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.loading.models import LoadedDraft
@@ -195,17 +196,17 @@ def measure(
       warm: New tokens of the run before the timed ones.
     """
     runs: dict[str, list[Timed]] = {name: [] for name in methods}
-    for again, name in product(range(repeats + 1), methods):
-        if name not in runs:
-            continue
-        try:
-            result = methods[name](prompt, new if again else warm)
-        except Exception as error:  # one method's failure does not stop the others
-            tqdm.write(f"{name}: {type(error).__name__}: {error}".splitlines()[0], file=sys.stderr)
-            del runs[name]
-            continue
-        if again:
-            runs[name].append(result)
+    for turn in range(repeats + 1):
+        for name in there_and_back(runs, turn):
+            try:
+                result = methods[name](prompt, new if turn else warm)
+            except Exception as error:  # one method's failure does not stop the others
+                line = f"{name}: {type(error).__name__}: {error}".splitlines()[0]
+                tqdm.write(line, file=sys.stderr)
+                del runs[name]
+                continue
+            if turn:
+                runs[name].append(result)
     return {name: best(result) for name, result in runs.items()}
 
 

@@ -244,7 +244,7 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
         for rule in ("static", *rules) if views > 1 else ("static",):
             program = Speculator(pair.target.model, pair.drafter(views), parse_weighting(rule))
             prompts = pair.prompts(batch, views)
-            state = run_prefill(program, pair.params, prompts, options, pair.config.new)
+            state, _ = run_prefill(program, pair.params, prompts, options, pair.config.new)
             calls[f"{views} {rule}"] = blocks(program, pair.params, state, options)
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.weighting)) // batch
             row = {"kind": "mixtures", "batch": batch, "views": views, "rule": rule}

@@ -84,7 +84,7 @@ class Collaboration(Program[SharedState]):
         """Return the pending proposals before the first step; None if the program keeps none."""
         return None
 
-    def scored_prefill(
+    def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
     ) -> tuple[SharedState, Float[Array, "M B V"]]:
         """Prefill every member, and draw the first new token from their combination."""

@@ -248,7 +248,8 @@ class Batcher:
         batch = self.inputs(prompts, sizes, count)
         if past is not None:
             batch = self._behind(past, requests[0], sizes.length + room, batch)
-        return timed(run_prefill, together.held, batch, options, static=(room,))
+        (state, _), ms = timed(run_prefill, together.held, batch, options, static=(room,))
+        return state, ms
 
     def _behind(
         self, past: KVCache, request: EncodedRequest, slots: int, batch: PromptBatch

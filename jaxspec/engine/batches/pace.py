@@ -43,9 +43,6 @@ class Pace:
         """The newest choice, and the tokens of the longest answer at which it ends."""
         self.rows: Sequence[int] = ()
         """Requests for which it was made."""
-        self.sizes = ""
-        self.program: Hashable = None
-        """See `Policy.choose`."""
 
     def next(
         self, rows: Sequence[int], longest: int, sizes: str, program: Hashable
@@ -57,17 +54,16 @@ class Pace:
         Args:
           rows: Numbers of the requests that decode.
           longest: Tokens of the longest answer.
-          sizes, program: See `Policy.choose`.
+          sizes, program: See `Choice`.
         """
-        if longest >= self.until or (rows, program) != (self.rows, self.program):
+        if longest >= self.until or (rows, program) != (self.rows, self.choice.program):
             beliefs = [self.beliefs[i] for i in rows]
             unread = {
                 source: max((self.unread[i][source] for i in rows), default=0)
                 for source in self.readers
             }
             self.choice = self.policy.choose(beliefs, sizes, program, unread)
-            self.until = longest + self.choice.tokens
-            self.rows, self.sizes, self.program = rows, sizes, program
+            self.rows, self.until = rows, longest + self.choice.tokens
         return self.plans[self.choice.plan], self.until - longest
 
     def learn(self, ms: float, compiled_ms: float, answers: Mapping[int, Progress]) -> None:
@@ -91,7 +87,7 @@ class Pace:
             use = Use(use.blocks + stats.steps, use.tokens + stats.emitted, use.ms + ms)
             self.uses[i] = self.uses[i] | {name: use}
         self.answers |= answers
-        self.policy.observe(self.choice, self.sizes, self.program, ms, compiled_ms, gains)
+        self.policy.observe(self.choice, ms, compiled_ms, gains)
 
     def _foreseen(self, i: int, count: int) -> Mapping[tuple[int, ...], Counts]:
         """Return the blocks that other plans would have drafted, by their sources."""

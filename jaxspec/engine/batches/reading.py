@@ -22,7 +22,7 @@ from jaxspec.cache import KVCache
 from jaxspec.decoding.inputs import PromptBatch
 from jaxspec.decoding.speculative import TargetProgram
 from jaxspec.decoding.state import DecodeState
-from jaxspec.decoding.steps import run_opened, run_piece, run_scored_prefill
+from jaxspec.decoding.steps import run_opened, run_piece, run_prefill
 from jaxspec.engine.batches.batcher import Batcher
 from jaxspec.engine.batches.fitting import has_room, holds, largest, towers_read
 from jaxspec.engine.batches.prefixes import Prefix, Prefixes, image_names
@@ -239,7 +239,7 @@ class Reader:
         batch, held = self.batcher.inputs([request], sizes, 1, features), self.together.held
         if begun.past is None:
             room = (self.batcher.rooms(sizes)[0],)
-            (state, logits), ms = timed(run_scored_prefill, held, batch, options, static=room)
+            (state, logits), ms = timed(run_prefill, held, batch, options, static=room)
             self.whole_ms[sizes] = begun.ms + ms
         else:
             room, arrays = (self.form(sizes).new,), (batch, options, begun.logits, begun.past)

@@ -14,7 +14,7 @@ from jaxspec.decoding.settings import LARGEST, Processing
 from jaxspec.decoding.state import DecodeState
 from jaxspec.decoding.steps import insert_rows
 from jaxspec.engine.compile_cache import Held, timed
-from jaxspec.engine.memory import Sizes, abstract_inputs, abstract_state
+from jaxspec.engine.memory import Sizes, abstract_inputs, abstract_prefill
 from jaxspec.engine.requests import EncodedRequest
 from jaxspec.runtime import usual_settings
 from jaxspec.sampling import Sampling
@@ -108,9 +108,8 @@ class States:
         held, key, options = self.together.held, (rows, sizes), self.together.options([], rows)
         if key not in self._shapes:
             inputs, _ = abstract_inputs(held.program, rows, sizes)
-            self._shapes[key] = abstract_state(
-                held.program, held.params, inputs, options, sizes.new
-            )
+            made = abstract_prefill(held.program, held.params, inputs, options, sizes.new)
+            self._shapes[key] = made[0]
         with usual_settings():
             empty = jax.tree.map(
                 lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self._shapes[key]
