@@ -136,7 +136,7 @@ def summary(out: Path) -> Table:
     columns = ["pair", "what", "measured", "estimated ms"]
     note = (
         f"These figures were measured on {', '.join(dict.fromkeys(devices))}, with random "
-        "weights. The decoding loop was told how many guesses to accept."
+        "weights. We set how many guesses the decoding loop accepts."
     )
     if any(estimate != "-" for *_, estimate in cells):
         note += (

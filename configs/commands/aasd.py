@@ -75,8 +75,8 @@ AASD = (
             "In our table omega and delta are measured over whole calls. Further columns have the "
             "same for the decode loop only.",
             "tau is a little below 1 + gamma alpha, because the block in which an answer ends "
-            "adds no token of the target's own. The difference is 0.06 to 0.19 in the paper, and "
-            "0 to 0.22 in our tables of heads.",
+            "adds no token of the target's own. The difference is 0.06 to 0.19 in the paper. In "
+            "our tables of heads it is 0 to 0.22.",
             "For Figures 3 and 4 the paper disables keys, and does not say whether it trained new "
             "heads for this. We train new heads.",
         ),

@@ -75,7 +75,7 @@ have no command. Tables 2 to 6 measure the same two pairs on a GPU. The paper pr
         figures=(4,),
         needs="benchmarks, plots, sentencepiece, torch; 40 GB",
         what="This figure has the speed-up of CoS for nine weights of the first model, on 8 "
-        "prompts of each set. The models' draft lengths are 1 and 1, then 5 and 1. `sweep.png` "
+        "prompts of each set. The draft lengths are 1 for both models, then 5 and 1. `sweep.png` "
         "draws the speed-ups of whole calls, as in the paper, and of decoding.",
         details=(
             "In the paper, whole calls are at least 1.5 times as fast at all weights.",

@@ -97,7 +97,7 @@ IBED = (
         "decoding take for each number of images. `inference_times.png` draws these times as bars. "
         "The models have random weights, so only the captioners are fetched.",
         details=(
-            "Our prompts have 648, 1224 and 2952 tokens, and the paper's have 600, 1200 and 3000. "
+            "Our prompts have 648, 1224 and 2952 tokens. The paper's have 600, 1200 and 3000. "
             "Our answers are as long as the paper's.",
             "We time the draft's prefill for the same prompts. In the paper the draft's prompts "
             "have 200, 1200 and 2200 tokens.",

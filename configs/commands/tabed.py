@@ -91,7 +91,7 @@ TABED = (
             "context and by block length; the paper plots lines.",
             "`inference_times.png` has bars for the times of the image encoder (tower), of "
             "prefill and of decoding, with 1, 2 and 5 images. The answers have 92, 117 and 88 "
-            "tokens, the mean lengths in the paper, whose bars are for 100 generated tokens.",
+            "tokens, which are the mean lengths in the paper. The paper's bars are for 100 tokens.",
             "Here BLIP and Florence-2 caption drawn pages. They run in float32, with torch on the "
             "host, and nothing else runs at the same time. The paper captions photographs during "
             "the prefill.",
