@@ -92,9 +92,9 @@ def main(args: Sequence[str] | None = None) -> None:
         models = {"target": (target, "M")} | ({"draft": (draft, "M")} if draft else {})
         if options.combinations and (draft is None or isinstance(target, RecordedTarget)):
             raise InputError("combinations: they need the weights of a target and of a draft model")
-        places = named_places("drafts", options.drafts, {*models, *options.combinations})
-        for name, place in places.items():
-            path, view = split_view(place)
+        paths = named_places("drafts", options.drafts, {*models, *options.combinations})
+        for name, entry in paths.items():
+            path, view = split_view(entry)
             models[name] = load_model(path, config.dtype, config.tiles, target), view or "M"
         run.restore()
         if options.attributes:
@@ -106,7 +106,7 @@ def main(args: Sequence[str] | None = None) -> None:
                 run.write(attributes_table(options.attributes, run.rows))
         else:
             parts = measure_quality(config, models, options, run.rows, run.records)
-            run.collect(parts, lambda: [quality_table(config, run.rows, places)])
+            run.collect(parts, lambda: [quality_table(config, run.rows, paths)])
 
 
 def attributes_table(per_kind: int, rows: Sequence[Record]) -> Table:
@@ -235,7 +235,7 @@ def quality_table(
     """Return a line per model and measure, and a column per set.
 
     Args:
-      directories: Places of --drafts, by name.
+      directories: Directories of --drafts, by name.
     """
     header = ["model", "measure", *config.sets]
     papers = papers_of(config, config.scores)

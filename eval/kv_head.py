@@ -130,12 +130,12 @@ def draft_table(
     """Return AASD's Table 1: a line per set and draft, columns for each draft length.
 
     Args:
-      directories: Places of --heads and --baselines, by name.
+      directories: Directories of --heads and --baselines, by name.
     """
     gammas = sorted({row["gamma"] for row in rows})
     papers = papers_of(config, config.published)
-    places = {name: (name,) for name in config.sets}
-    places |= {"avg": config.sets} if len(config.sets) > 1 else {}
+    groups = {name: (name,) for name in config.sets}
+    groups |= {"avg": config.sets} if len(config.sets) > 1 else {}
 
     def column(field: str, gamma: int | None = None) -> Callable[[Line], str]:
         def cell(line: Line) -> str:
@@ -148,7 +148,7 @@ def draft_table(
     def printed(label: Label) -> Iterator[tuple[Label, Mapping[str, float]]]:
         name, draft = label
         where = (directories or {}).get(draft)
-        for paper in papers if places[name] == config.sets else ():
+        for paper in papers if groups[name] == config.sets else ():
             numbers = paper.numbers[1].get(draft)
             if numbers and where == paper.places.get(draft):
                 yield (name, f"{draft}, paper"), numbers
@@ -156,7 +156,7 @@ def draft_table(
     whole = without_failed(rows, failed, "dataset", "row")
     lines = [
         ((group, draft), (sets, [row for row in whole if row["row"] == draft]))
-        for group, sets in places.items()
+        for group, sets in groups.items()
         for draft in dict.fromkeys(row["row"] for row in rows)
     ]
     fields = FIELDS if config.times else COUNTS

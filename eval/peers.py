@@ -44,7 +44,16 @@ from eval.lib.output.report import Run, results_folder
 from eval.lib.output.tables import Record, Table, cell, grouped, has, number, percent, pivot
 from eval.lib.questions.sets import evaluation_set
 from eval.lib.standins.synthetic import synthetic_model
-from eval.lib.times.peer_methods import ASSISTED, EAGER, GAMMA, PLAIN, Method, measure, ours, theirs
+from eval.lib.times.peer_methods import (
+    ASSISTED,
+    EAGER,
+    GAMMA,
+    PLAIN,
+    Method,
+    jaxspec_methods,
+    measure,
+    transformers_methods,
+)
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.options import run_script
@@ -179,8 +188,8 @@ def prepared(
         huggingface.save(assistants["text"], config, params, tokenizer=draft.tokenizer)
     bare, dtype = replace(target, params={}), str(dtype_of(preset))
     libraries = [
-        partial(ours, target, [*heads, *drafts], gammas, new, buckets),
-        partial(theirs, bare, paths[0], assistants, gammas, dtype, compiled, threads),
+        partial(jaxspec_methods, target, [*heads, *drafts], gammas, new, buckets),
+        partial(transformers_methods, bare, paths[0], assistants, gammas, dtype, compiled, threads),
     ]
     groups = [[library] for library in libraries] if preset == CODER else [libraries]
     return prompts_of(preset, target, prompts, data), groups

@@ -53,7 +53,7 @@ class KVCache(struct.PyTreeNode):
         return self.k[0].shape[2] if self.k else 0
 
     def resized(self, slots: int) -> KVCache:
-        """Return the cache with at least so many slots, which must hold its tokens."""
+        """Return the cache with `slots` slots or a few more, which must hold its tokens."""
         slots = whole_slots(slots)
         k, v = (tuple(resized(leaf, 2, slots) for leaf in leaves) for leaves in (self.k, self.v))
         bias = self.bias if self.bias is None else resized(self.bias, 1, slots)

@@ -64,8 +64,8 @@ def in_all(work: Callable[[], Made]) -> list[Made]:
         error = raised
     failure = None
     if error is not None:  # an InputError's line is ours, and ends with the mend
-        ours = isinstance(error, InputError)
-        failure = (type(error), str(error)) if ours else (RuntimeError, first_line(error))
+        is_input = isinstance(error, InputError)
+        failure = (type(error), str(error)) if is_input else (RuntimeError, first_line(error))
     payload = np.frombuffer(pickle.dumps((result, failure)), np.uint8)
     sizes = multihost_utils.process_allgather(np.asarray(payload.size))
     wide = multihost_utils.process_allgather(np.pad(payload, (0, int(sizes.max()) - payload.size)))

@@ -53,7 +53,7 @@ class Processors(struct.PyTreeNode):
 
     @property
     def neutral(self) -> Bool[Array, " B"]:
-        """Return whether a row's scores stay as they are."""
+        """Return for each row whether its scores stay as they are."""
         neutral = (self.repetition == 1) & (self.presence == 0) & (self.frequency == 0)
         neutral &= jnp.all(self.biases.values == 0, axis=-1)
         for numbers in (self.ngram, self.grammar):
@@ -215,6 +215,8 @@ def _narrowed(
         def mass(which: Bool[Array, "B V"]) -> Float[Array, "B 1"]:
             return jnp.where(which, sizes, 0.0).sum(-1, keepdims=True)
 
+        # Top-k 2 of 0.5, 0.3, 0.2: a bit of `least` is set while two tokens have at least `tried`,
+        # so it ends as the bits of 0.3.
         def halve(i: Array, least: Int[Array, "B 1"]) -> Int[Array, "B 1"]:
             tried = least | (1 << (29 - i))
             return jnp.where(mass(bits >= tried) >= aim, tried, least)

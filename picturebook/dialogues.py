@@ -222,17 +222,17 @@ def exist_turn(rng: np.random.Generator, scene: Scene) -> Turn:
     noun, way, is_there = pick(rng, NOUNS), below(rng, 3), rng.random() < 0.5
     cell, thing = pick(rng, scene.things)
     name = short(thing) if is_there else absent(rng, scene)
-    one, where, others = an(name), inside(noun), listing(rest(scene))
+    item, where, present = an(name), inside(noun), listing(rest(scene))
     question = (
-        f"Is there {one} {where}?",
-        f"Can you see {one} {where}?",
-        f"Does the {noun} show {one}?",
+        f"Is there {item} {where}?",
+        f"Can you see {item} {where}?",
+        f"Does the {noun} show {item}?",
     )[way]
-    yes = (f"there is {one} {where}.", f"I can see {one}.", f"the {noun} shows {one}.")[way]
+    yes = (f"there is {item} {where}.", f"I can see {item}.", f"the {noun} shows {item}.")[way]
     no = (
-        f"there is no {name} {where}. {cap(there(len(scene.things)))} {others} instead.",
-        f"I can not see {one}. I see {others}.",
-        f"the {noun} does not show {one}. It shows {others}.",
+        f"there is no {name} {where}. {cap(there(len(scene.things)))} {present} instead.",
+        f"I can not see {item}. I see {present}.",
+        f"the {noun} does not show {item}. It shows {present}.",
     )[way]
     if not is_there:
         return question, f"No, {no}"
@@ -252,6 +252,7 @@ def exist(rng: np.random.Generator) -> Sample:
 
 
 def _count(rng: np.random.Generator, scene: Scene) -> Turn:
+    """Ask how many things share a colour, kind or size; the answer names their places."""
     noun, things = pick(rng, NOUNS), scene.things
     by = pick(rng, ("colour", "kind", "size"))
     values = {"colour": COLOURS, "kind": KINDS, "size": SIZES}[by]
@@ -268,11 +269,12 @@ def _count(rng: np.random.Generator, scene: Scene) -> Turn:
 
 
 def _relative(rng: np.random.Generator, scene: Scene) -> Turn | None:
+    """Ask what is next to a thing, which may be nothing; None if no thing is unique."""
     distinct = unique(scene)
     if not distinct:
         return None
     cell, _ = pick(rng, distinct)
-    name, to = ref(scene, cell), cell ^ (1 + below(rng, 3))
+    name, to = ref(scene, cell), cell ^ (1 + below(rng, 3))  # another of the cells 0 to 3
     where, neighbour_thing = side(cell, to), scene.cells[to]
     if neighbour_thing is None:
         answer = f"nothing is {where} the {name}."
@@ -285,9 +287,9 @@ def _relative(rng: np.random.Generator, scene: Scene) -> Turn | None:
 
 
 def _more(rng: np.random.Generator, scene: Scene) -> Turn:
+    """Ask whether one colour has more things than another; the answer counts both."""
     noun, things = pick(rng, NOUNS), [thing for _, thing in scene.things]
-    a = pick(rng, things).colour
-    b = pick(rng, things).colour
+    a, b = pick(rng, things).colour, pick(rng, things).colour
     if a == b:
         b = other(rng, COLOURS, a)
     n, m = (sum(thing.colour == tint for thing in things) for tint in (a, b))
@@ -316,6 +318,7 @@ def _same(rng: np.random.Generator, scene: Scene) -> Turn | None:
 
 
 def _take_away(rng: np.random.Generator, scene: Scene) -> Turn | None:
+    """Ask what is left without a thing; None if no thing is unique."""
     distinct = unique(scene)
     if not distinct:
         return None

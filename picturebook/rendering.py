@@ -202,6 +202,7 @@ def board(colour: str, word: str) -> np.ndarray:
 def _draw_thing(
     page: np.ndarray, thing: scenes.Thing, top: int, left: int, dy: int, dx: int
 ) -> None:
+    """Draw a thing into the cell at (top, left), moved by (dy, dx) pixels."""
     if thing.kind == scenes.SIGN and thing.word is not None:
         y = top + 5 + dy
         page[y + 11 : top + CELL - 1, left + 10 : left + 14] = INK

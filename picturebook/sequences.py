@@ -148,13 +148,13 @@ def spot(rng: np.random.Generator) -> Sample:
     """Stand for Spot-the-Difference: one or two differences, and the common things."""
     scenes, changes = edited(rng)
     noun, way = pick(rng, NOUNS), below(rng, 3)
-    found = "two differences" if len(changes) == 2 else "one difference"
+    count = "two differences" if len(changes) == 2 else "one difference"
     question = (
         f"{placeholders(2)}What is different between the two {noun}s?",
         f"{placeholders(2)}Find the differences between these {noun}s.",
         f"First: {IMAGE}\nSecond: {IMAGE}\nCompare the two {noun}s.",
     )[way]
-    opening = ("", f"I found {found}.", f"the two {noun}s are nearly the same.")[way]
+    opening = ("", f"I found {count}.", f"the two {noun}s are nearly the same.")[way]
     first, cells = scenes[0], [change.cell for change in changes]
     phrases = [f"the {short(thing)}" for cell, thing in first.things if cell not in cells]
     shared = f"show {listing(phrases)} on" if phrases else "have"

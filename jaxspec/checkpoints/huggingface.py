@@ -151,7 +151,7 @@ def read_params(
         scale = scale_path(key) if weights == "int8" else None
         final = dtype if scale is None else None  # int8 is rounded from what the file holds
         pair = adapter.pairs.get(name) if adapter else None
-        exact = final if pair is None else jnp.dtype("float32")
+        exact = final if pair is None else jnp.dtype("float32")  # the sum is rounded once
         params[key] = read_tensor(tensors[name], layouts[name], exact, at.get(key))
         if pair is not None:
             stored = FLOATS[tensors[name].dtype] if scale is None else exact

@@ -157,12 +157,12 @@ class Checkpoints:
 
         def sees() -> bool:
             end = time.monotonic() + SHOWN
-            while not (seen := self._directory.exists()) and time.monotonic() < end:
+            while not (exists := self._directory.exists()) and time.monotonic() < end:
                 time.sleep(1)
-            return seen
+            return exists
 
-        for number, seen in enumerate(in_all(sees)):
-            if not seen:
+        for number, exists in enumerate(in_all(sees)):
+            if not exists:
                 raise InputError(
                     f"{self._directory}: process {number} does not see this folder; give all "
                     "processes one folder, or an address such as gs://bucket/run, as checkpoints"
@@ -218,7 +218,7 @@ class Checkpoints:
 
 @contextmanager
 def _raised_once() -> Iterator[None]:
-    """Do not print a failing block's error a second time, from what it leaves unawaited."""
+    """Keep coroutines and tasks that a failing block leaves from printing its error again."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # coroutines
     tasks = logging.getLogger("asyncio")
     before, tasks.disabled = tasks.disabled, True

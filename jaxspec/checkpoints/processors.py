@@ -202,12 +202,12 @@ def save_processors(
 def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
     """Return the settings by which transformers' processor counts placeholders."""
     kind = config.architecture.removesuffix("ForConditionalGeneration")
-    named = {"processor_class": f"{kind}Processor"}
+    entries = {"processor_class": f"{kind}Processor"}
     if isinstance(config, QwenVLConfig | Gemma4Config):
-        return named
+        return entries
     if isinstance(config, Gemma3Config):
-        return named | {"image_seq_length": config.image_tokens}
-    shared = named | {
+        return entries | {"image_seq_length": config.image_tokens}
+    shared = entries | {
         "image_token": tokenizer.convert_ids_to_tokens(config.image_token_index),
         "vision_feature_select_strategy": config.vision_feature_select_strategy,
     }

@@ -40,6 +40,7 @@ def options(command: str) -> list[str]:
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
     def fields(name: str) -> Iterator[str]:
+        """Yield the options that a class declares: of its bases, its groups and its own fields."""
         for base in classes[name].bases:
             if isinstance(base, ast.Name) and base.id in classes:
                 yield from fields(base.id)

@@ -108,6 +108,7 @@ def run(args: Plans) -> None:
     )
 
     def column(chip: plan.Chip, count: int) -> tuple[dict[str, int], dict[str, str]]:
+        """Return the bytes and the times of `count` chips, by the names of the table's rows."""
         estimate = estimates(count)
         report = estimate.memory
         caches = report.target_cache + report.draft_cache

@@ -36,7 +36,7 @@ from jaxspec.runtime import clear, say
 def progress(activity: str) -> None:
     """Show an activity on a terminal, which the next output overwrites.
 
-    Pipes and files do not get them, so that a failure leaves one line there.
+    A pipe or file does not get it, so that a failure leaves one line there.
     """
     if sys.stderr.isatty():
         print(f"\r\033[K{activity} ...", end="", file=sys.stderr, flush=True)
@@ -250,8 +250,9 @@ class Ask:
         )
 
     def check_target(self, *models: ModelConfig) -> None:
-        """Raise InputError for an answer or images that a target, or one of several models that
-        write together, has no room for, or that none can see.
+        """Raise InputError if the answer fills a model's context, or no model reads the images.
+
+        models: The target, or the models that write together.
         """
         most = self.output.max_new_tokens
         for number, config in enumerate(models, start=1):

@@ -71,6 +71,10 @@ class Gemma4TextConfig(GemmaConfig):
         return self.head_dim**0.5
 
     def of_layer(self, index: int) -> Self:
+        """Return the configuration of one layer, with the sizes of its kind.
+
+        Full layers have heads of another width, and the last layers may borrow keys and values.
+        """
         borrows = index >= self.cached_layers
         double = borrows and self.use_double_wide_mlp
         layer = replace(
@@ -102,6 +106,7 @@ class Gemma4TextConfig(GemmaConfig):
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
+        """Read the family's dictionary; raise InputError for a mixture of experts."""
         if raw.get("enable_moe_block"):
             raise InputError(
                 f"text config: enable_moe_block {raw['enable_moe_block']!r:.40}: experts, as in "

@@ -76,9 +76,9 @@ class BaseLvlmConfig(Part):
         raw = {key: value for key, value in raw.items() if value is not None}
         read = {"text_config": cls.read_text, "vision_config": cls.read_vision}
         parts = {part: read[part](raw[part]) for part in read if part in raw}
-        own = {key: value for key, value in raw.items() if key not in read}
+        entries = {key: value for key, value in raw.items() if key not in read}
         token = {"image_token_index": raw.get("image_token_id")}
-        return cls(**known_fields(cls, token | own), **parts)
+        return cls(**known_fields(cls, token | entries), **parts)
 
     def to_hf(self) -> dict[str, Any]:
         return super().to_hf() | {
@@ -152,6 +152,7 @@ class LlavaNextConfig(LlavaConfig):
     architecture = "LlavaNextForConditionalGeneration"
 
     def __post_init__(self) -> None:
+        """Raise InputError for grids that cut tiles, and for an unsupported strategy."""
         super().__post_init__()
         part, side = f"{self.model_type} config", self.vision_config.image_size
         pinpoints = tuple(tuple(pinpoint) for pinpoint in self.image_grid_pinpoints)

@@ -53,6 +53,7 @@ class RopeScaling:
     """Whether time, height and width take turns among the frequencies, as in Qwen3-VL."""
 
     def __post_init__(self) -> None:
+        """Set the default attention factor; raise InputError for values out of range."""
         check_choice("text config", self, "rope_type", *_ROPE_KEYS)
         if not self.attention_factor:
             factor = self.factor if self.rope_type == "yarn" else 1.0

@@ -203,8 +203,8 @@ class RotaryConfig(TextConfig):
         if raw.get("num_key_value_heads", 0) is None:
             entries["num_key_value_heads"] = 0
         config = cls(**entries)
-        words, tokens, layers = config.draft_vocabulary, config.vocab_size, config.num_hidden_layers
-        if words and (len({*words}) < len(words) or min(words) < 0 or max(words) >= tokens):
+        ids, tokens, layers = config.draft_vocabulary, config.vocab_size, config.num_hidden_layers
+        if ids and (len({*ids}) < len(ids) or min(ids) < 0 or max(ids) >= tokens):
             last = tokens - 1
             raise InputError(f"text config: draft_vocabulary: give ids from 0 to {last}, each once")
         if not 0 <= config.known_tokens <= tokens:

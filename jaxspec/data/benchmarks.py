@@ -288,7 +288,7 @@ def _sample_of(spec: Benchmark, number: int, row: DataRow) -> Sample:
         next((row.values[column] for column in spec.answer if column in row.values), None)
     )
     reference = answers[0] if answers else ""
-    if spec.options:
+    if spec.options:  # ["cat", "dog"] and answer 1: accepts "dog", and refers to "B. dog"
         cell = row.values.get(spec.options)
         listed = cell if isinstance(cell, list) else []
         options = ["" if option is None else str(option).strip() for option in listed]
@@ -300,7 +300,7 @@ def _sample_of(spec: Benchmark, number: int, row: DataRow) -> Sample:
         answers, reference = [options[right]], lettered[right]
     question = place_images(spec.prompt.format(question=question), len(images))
     accepted = answers
-    if spec.final:
+    if spec.final:  # "3 + 4 = 7 #### 7" -> "7"
         accepted = [answer.rpartition(spec.final)[2].strip() for answer in answers]
     accepted = tuple(dict.fromkeys(accepted)) if spec.short else ()
     labels = tuple((column, text_of(row, (column,))) for column in spec.labels)

@@ -81,11 +81,11 @@ class Prepared(Sequence[Sample]):
             raise IndexError(index)
         with reading(f"data {self.path} record {index + 1}: cannot be read", MEND):
             record = self._records[int(index)]
-            shown = images_of(self._records, index, record)
+            files = images_of(self._records, index, record)
             name, turns = record["id"].decode(), record["turns"]
             sizes = [(int(height), int(width)) for height, width in record["sizes"]]
             origin = f"{self.path} {name}"
-            contents = zip(shown, sizes)
+            contents = zip(files, sizes)
             images = tuple(StoredImage(content, origin, size) for content, size in contents)
             pairs = zip(turns["question"], turns["answer"])
             dialogue = tuple((question.decode(), answer.decode()) for question, answer in pairs)
@@ -112,6 +112,7 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
         super().__init__(data_dir=str(out), file_format=file_format)
 
     def _info(self) -> tfds.core.DatasetInfo:
+        """Return the fields of a record."""
         kinds = tfds.features
         # Not `Image`: without TensorFlow it can neither pass bytes through nor decode a sequence.
         encoded: Any = kinds.Tensor(shape=(), dtype=np.object_)  # type: ignore[arg-type]
@@ -136,6 +137,7 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
         return {SPLIT: self._generate_examples()}
 
     def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield each sample's number and record; an image is in the first record that shows it."""
         first: dict[bytes, tuple[int, int]] = {}  # row that holds an image, and its index there
         for number, sample in enumerate(self._samples):
             images = [

@@ -134,7 +134,7 @@ def _parquet_row(row: Any, origin: str, folder: Path | None) -> DataRow | InputE
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files of a place, in order."""
+    """Return the files of a file's or folder's path, in order."""
     if os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
         if not path.name.endswith(SUFFIXES):
             raise InputError(f"data {path}: not a {' or '.join(SUFFIXES)} file; convert it")

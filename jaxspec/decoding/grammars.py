@@ -147,8 +147,8 @@ class Grammar:
         answer = self._after_reasoning(tokens)
         if answer is None:
             return False
-        matcher, own = self._matcher.deep_copy(), [t for t in answer if t not in self._eos]
-        return matcher.try_consume_tokens(own) == len(own) and matcher.is_accepting()
+        matcher, form = self._matcher.deep_copy(), [t for t in answer if t not in self._eos]
+        return matcher.try_consume_tokens(form) == len(form) and matcher.is_accepting()
 
 
 class _Walk:

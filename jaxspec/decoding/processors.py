@@ -216,7 +216,7 @@ def _repeats(
 def _token_before(
     text: Int[Array, "B T S"], history: History, steps: int | Array
 ) -> Int[Array, "B T"]:
-    """Return the token so many steps before each score; `NO_TOKEN` before the prompt."""
+    """Return the token `steps` steps before each score; `NO_TOKEN` before the prompt."""
     assert history.prompt.text is not None
     slots = history.prompt.text.shape[1] + history.index - steps
     tokens = jnp.take_along_axis(text, jnp.maximum(slots, 0)[..., None], axis=-1)[..., 0]

@@ -219,7 +219,7 @@ class TransformersCaptioner:
 
     @cached_property
     def _path(self) -> Path:
-        """Return the local directory of its configuration; the hub's are named by their commit."""
+        """Return the directory of config.json; for a model of the hub its name is a commit."""
         return locate(self.source, files=("config.json",))
 
     @property

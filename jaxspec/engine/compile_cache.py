@@ -104,6 +104,7 @@ def _used(key: Any) -> Any:
 
 
 def _compile(key: Any, step: Any, held: Held, args: tuple[Any, ...]) -> Any:
+    """Compile `step` and store it under the key; first make room if memory mappings run out."""
     if crowded():
         with _LOCK:
             for oldest in list(EXECUTABLES)[: math.ceil(len(EXECUTABLES) / 4)]:

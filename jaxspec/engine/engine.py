@@ -64,6 +64,7 @@ class Engine:
     captioner: Captioner | None = None
 
     def __post_init__(self) -> None:
+        """Check the types of the arguments, and assemble the program that they ask for."""
         models = [self.target] if isinstance(self.target, LoadedModel) else self.target
         if not isinstance(models, Sequence) or not all(isinstance(m, LoadedModel) for m in models):
             raise InputError(f"target: {self.target!r:.60}; give what LoadedModel.load returns")
@@ -133,6 +134,7 @@ class Engine:
         return results[0] if isinstance(requests, Request | str) else results
 
     def _generate(self, requests: Sequence[Request | str]) -> list[Result]:
+        """Decode a list of requests batch by batch; results keep the list's order."""
         refused: dict[int, str] | None = {} if self.batcher.config.keep_going else None
         read = self.batcher.read(requests, refused)
         results = {

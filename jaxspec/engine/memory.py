@@ -93,6 +93,7 @@ class MemoryReport:
         return sum(jax.tree.leaves(vars(self)))
 
     def __str__(self) -> str:
+        """Return one line: all bytes, what they hold, and what is left on the device."""
         waiting = self.insert + self.growth + self.prefixes
         parts = {
             "weights": self.target_weights + self.draft_weights,
@@ -120,7 +121,9 @@ def spare_memory() -> float:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return 1.0
-    kilobytes = {name: int(rest.split()[0]) for name, rest in (line.split(":") for line in lines)}
+    kilobytes = {
+        name: int(amount.split()[0]) for name, amount in (line.split(":") for line in lines)
+    }
     return kilobytes["MemAvailable"] / kilobytes["MemTotal"]
 
 

@@ -77,7 +77,7 @@ def read_whole(
     features: Features | None,
     *configs: HeadConfig,
 ) -> tuple[TargetPass, ...]:
-    """Return the target's pass over whole rows, of which there is one, for each of the heads."""
+    """Return for each head what it reads of the target's pass over whole rows; all share one."""
     count, length = rows.tokens.shape
     whole = rows.replace(length=jnp.full(count, length))
     embeds = target.embed(params, whole, features)
@@ -90,8 +90,8 @@ def read_whole(
             of_layers = dict(zip(layers, jnp.split(states, len(layers), axis=-1), strict=True))
             states = jnp.concatenate([of_layers[i] for i in config.target_states or ()], axis=-1)
         width = config.text_config.hidden_size  # without DeepStack's
-        shown = embeds[..., :width] if config.shows_images else None
-        return TargetPass(hidden, *keys_of(config, cache), states, shown)
+        image_embeds = embeds[..., :width] if config.shows_images else None
+        return TargetPass(hidden, *keys_of(config, cache), states, image_embeds)
 
     return tuple(map(part, configs))
 
@@ -135,6 +135,7 @@ def read_blocks(
         return jax.vmap(lambda row, slots: row[:, slots])(rows.rotary, slots)
 
     def blocks(head_module: Head) -> Array:
+        """Compute all blocks in one pass, or one place of every block after another."""
         context = head_module.context(reading, prompt)
         before = None
         if states is not None and module.reads_before:
@@ -184,18 +185,18 @@ def prompt_of(
     embed: Callable[[Array], Array],
     rows: PromptRows,
     spans: Spans | None,
-    shown: Float[Array, "B L D"] | None,
+    image_embeds: Float[Array, "B L D"] | None,
 ) -> Prompt:
     """Return what a head reads of prompts, or of whole rows, other than the target's pass.
 
     Args:
       embed: What `embedder` returns.
-      shown: The target's embeddings, for a head that reads those of images.
+      image_embeds: The target's embeddings, for a head that reads those of images.
     """
     rotary = rows.rotary if config.follows_mrope else None
     rotary = rows.places if rotary is None else rotary
     embeds = embed(rows.tokens) if module_of(config).behind else None
-    return Prompt(embeds, rotary, spans, rows.images, shown, rows.first)
+    return Prompt(embeds, rotary, spans, rows.images, image_embeds, rows.first)
 
 
 def mask_of(config: HeadConfig, embed: Callable[[Array], Array]) -> Float[Array, " D"] | None:

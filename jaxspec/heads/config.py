@@ -187,7 +187,7 @@ class HeadConfig(ABC):
         return {}
 
     def started(self, trained: HeadConfig, vocabulary: tuple[int, ...], target: Any) -> Self:
-        """Return the configuration of a trained head that is trained on as this one says.
+        """Return the configuration for training a trained head further, with this one's options.
 
         vocabulary: Its draft vocabulary; () keeps the one of `trained`.
 
@@ -196,16 +196,19 @@ class HeadConfig(ABC):
         """
         if type(trained) is not type(self):
             raise InputError(f"its kind is {trained.title!r}, the recipe's {self.title!r}")
-        own = trained.text_config.draft_vocabulary
-        if vocabulary not in ((), own) and (self.start_decides or trained.keeps_vocabulary):
-            scored = "has its own draft vocabulary" if own else "scores all tokens"
+        stored_ids = trained.text_config.draft_vocabulary
+        if vocabulary not in ((), stored_ids) and (self.start_decides or trained.keeps_vocabulary):
+            scored = "has its own draft vocabulary" if stored_ids else "scores all tokens"
             raise InputError(f"{scored}; give --draft-vocabulary 0")
         if self.start_decides:  # the layers and what they read, whatever their number and sizes
             fitted: Any = trained.for_target(target)
             names = ("gamma", "target_name", "target_hash")
             return replace(fitted, **{name: getattr(self, name) for name in names})
         config, stored = (
-            replace(each, text_config=replace(each.text_config, draft_vocabulary=vocabulary or own))
+            replace(
+                each,
+                text_config=replace(each.text_config, draft_vocabulary=vocabulary or stored_ids),
+            )
             for each in (self, trained)
         )
         for name in (field.name for field in fields(config) if field.name not in self.free):
@@ -224,7 +227,7 @@ def check_entries(
     """Raise InputError for entries of config.json that change scores and are not supported.
 
     Args:
-      neutral: More entries with the value for which a head computes what it does here.
+      neutral: More entries, each with the value that changes no score.
       suspects: Parts of the names of other entries that may change a head's computation.
       known: Entries with such names that are read, or change nothing.
     """

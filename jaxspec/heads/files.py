@@ -147,8 +147,8 @@ class Kind(ABC, Generic[Config]):
             if not self.cuts_vocabulary:
                 reason = f"{config.title}s keep their draft vocabulary; leave that out"
                 raise InputError(f"{source}: {reason}")
-            words = first_tokens(source, text.draft_vocabulary, options.draft_vocabulary)
-            config = replace(config, text_config=replace(text, draft_vocabulary=words))
+            ids = first_tokens(source, text.draft_vocabulary, options.draft_vocabulary)
+            config = replace(config, text_config=replace(text, draft_vocabulary=ids))
         name = options.target or config.target_name
         if server is not None and options.target is None and not (name := published_name(name)):
             raise InputError(

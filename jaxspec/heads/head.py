@@ -68,7 +68,7 @@ class Prompt(struct.PyTreeNode):
     """Slots of images, for a head that `reads_spans`."""
     images: Bool[Array, "B L"] | None = None
     """Slots that show an image; None without images."""
-    shown: Float[Array, "B L D"] | None = None
+    image_embeds: Float[Array, "B L D"] | None = None
     """The target's embeddings there, for a head that reads them."""
     first: Int[Array, "B L"] | None = None
     """First slot of each slot's conversation, in training rows that hold several; None: slot 0."""
@@ -197,9 +197,9 @@ class Head(nn.Module):
         """Run the layers over T tokens of blocks."""
         filled = []
         segments = self.segments(context, reading, at)
-        for layer, segment, own in zip(self.layers, segments, room, strict=True):  # pyright: ignore
-            x, (_, own) = call_layer(layer, x, at, (segment, own))
-            filled.append(own)
+        for layer, segment, kv in zip(self.layers, segments, room, strict=True):  # pyright: ignore
+            x, (_, kv) = call_layer(layer, x, at, (segment, kv))
+            filled.append(kv)
         return x, tuple(filled)
 
     def block(
@@ -256,7 +256,7 @@ class Head(nn.Module):
     def everything(self, count: int = 1) -> Any:
         """Run every part once on a row of `count` tokens, so that all parameters are made."""
         c, text = self.config, self.config.text_config
-        makers = {place: text.of_layer(layer) for layer, place in enumerate(c.key_places)}
+        makers = {index: text.of_layer(layer) for layer, index in enumerate(c.key_places)}
         leaves = tuple(
             jnp.zeros((1, maker.num_key_value_heads, count, maker.head_dim))
             for _, maker in sorted(makers.items())

@@ -98,8 +98,8 @@ class StateHead(KeyedHead):
         states, rule = states[:, : embeds.shape[1]], self.config.images
         if images is not None and rule == "zero":
             states = jnp.where(images[..., None], 0, states)
-        elif images is not None and prompt.shown is not None:
-            embeds = jnp.where(images[..., None], prompt.shown, embeds)
+        elif images is not None and prompt.image_embeds is not None:
+            embeds = jnp.where(images[..., None], prompt.image_embeds, embeds)
         after = jnp.roll(embeds, -1, axis=1)
         whole = self.behind + jnp.arange(embeds.shape[1])[None]
         if prompt.first is not None:

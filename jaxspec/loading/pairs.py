@@ -90,9 +90,9 @@ def known_tokens(
 
     It may lack a word and have another one at its id, such as a reserved token: that id is known.
     """
-    ids, others = tokenizer.get_vocab(), other.get_vocab()
-    end = 1 + max(others.values(), default=-1)
-    return end if max(ids.values(), default=-1) >= end else None, len(ids.keys() - others.keys())
+    ids, other_ids = tokenizer.get_vocab(), other.get_vocab()
+    end = 1 + max(other_ids.values(), default=-1)
+    return end if max(ids.values(), default=-1) >= end else None, len(ids.keys() - other_ids.keys())
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...]) -> None:

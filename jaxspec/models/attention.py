@@ -309,7 +309,7 @@ def attend_within(
 
 
 def owner_block(count: int) -> int:
-    """Return the number of queries per block of `attend_within` for so many tokens.
+    """Return the number of queries per block of `attend_within`, for `count` tokens.
 
     It is smaller than `BLOCK` for over 8,192 tokens.
     """

@@ -89,8 +89,8 @@ class Answer:
             self.place = place
             yield event(self._chunk([]) | {"jaxspec": {"waiting": place}})
         for i, result in fresh.items():
-            said, thought, start = self.sent.get(i, (0, 0, 0))
-            text, reasoning = result.text[said:], result.reasoning[thought:]
+            text_end, reasoning_end, start = self.sent.get(i, (0, 0, 0))
+            text, reasoning = result.text[text_end:], result.reasoning[reasoning_end:]
             self.sent[i] = len(result.text), len(result.reasoning), len(result.tokens)
             facts = result.finish_reason or result.logprobs or self.job.trace
             if not (text or reasoning or facts):

@@ -236,8 +236,8 @@ class Server:
             return
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         # Headers are read as Latin-1, whatever bytes a client sends.
-        own = self.settings.key.encode(errors="surrogateescape")
-        same = hmac.compare_digest(key.strip().encode("latin-1"), own)
+        expected = self.settings.key.encode(errors="surrogateescape")
+        same = hmac.compare_digest(key.strip().encode("latin-1"), expected)
         if scheme.lower() != "bearer" or not same:
             mend = "authorization: give the server's key as a bearer token"
             raise HTTPException(401, mend, {"WWW-Authenticate": "Bearer"})

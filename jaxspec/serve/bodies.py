@@ -300,8 +300,8 @@ def in_names(names: Mapping[str, str]) -> Iterator[None]:
         yield
     except InputError as error:
         message = str(error)
-        for ours, theirs in names.items():
-            message = message.replace(ours, theirs)
+        for engine_field, body_field in names.items():
+            message = message.replace(engine_field, body_field)
         raise InputError(message) from error
 
 

@@ -87,9 +87,9 @@ def read_message(message: Any, where: str, budget: Budget) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InputError(f'{where}: not an object; give {{"role": ..., "content": ...}}')
     # Earlier reasoning is read by no later turn.
-    known = ("role", "content", "name", "reasoning_content")
+    keys = ("role", "content", "name", "reasoning_content")
     kind = ("type",) if message.get("type") in ("text", "message") else ()
-    check_keys(message, (*known, *kind), where)
+    check_keys(message, (*keys, *kind), where)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in ROLES:
         raise InputError(f"{where}.role: {str(role)[:60]!r}; give one of {', '.join(ROLES)}")

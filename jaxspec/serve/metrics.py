@@ -16,6 +16,7 @@ class Metrics:
     """Count the answers of one server."""
 
     def __init__(self, model: str) -> None:
+        """Make the counters, gauges and histograms; `model` labels each."""
         self.registry = CollectorRegistry()
         self.labels = {"model_name": model}
         about = {"labelnames": ["model_name"], "registry": self.registry}

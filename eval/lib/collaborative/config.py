@@ -77,6 +77,7 @@ class Pairing:
         for value in settings:
             if dial == "gamma" and (value < 1 or value % 1):
                 raise InputError(f"sweep: gamma {value:g}; give whole numbers, 1 or more")
+            # Weights are in the models' order, and lambda is the proposer's.
             first = 1 - value if dialled else value
             combination = {
                 "gamma": self.combination,

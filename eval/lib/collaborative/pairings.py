@@ -152,8 +152,10 @@ class _Measurement:
         programs = {name: self.program(*way) for name, way in methods_of(self.pairing).items()}
         engine, chat_form = programs["standard"], config.in_chat_form(self.pairing)
         samples = config.samples(self.dataset, max(config.limit, config.held_out))
-        asked = [(sample, first_prompt(engine.encoder, sample, chat_form)) for sample in samples]
-        fitting = [(sample, prompt) for sample, prompt in asked if self.fits(engine, prompt)]
+        questions = [
+            (sample, first_prompt(engine.encoder, sample, chat_form)) for sample in samples
+        ]
+        fitting = [(sample, prompt) for sample, prompt in questions if self.fits(engine, prompt)]
         if not fitting:
             raise InputError(
                 f"set {self.dataset}: no prompt fits the models' context; lower --max-new-tokens"
@@ -201,7 +203,7 @@ class _Measurement:
         }
         records = []
         for name, row in rows.items():
-            fields = self.place(name, programs[name])
+            fields = self.run_fields(name, programs[name])
             here = [
                 fields
                 | {"sample": sample.id, "tokens": len(answer.tokens), "text": answer.text}
@@ -267,17 +269,17 @@ class _Measurement:
         Returns the answers and the row of each program. Speeds are those of the fastest run.
         """
         config = self.config
-        kept = {
-            name: Kept(engine, self.keep, self.place(str(name), engine))
+        keepers = {
+            name: Kept(engine, self.keep, self.run_fields(str(name), engine))
             for name, engine in programs.items()
         }
         timed, rates = interleaved(
-            list(kept.values()), requests[: config.timed], config.repeats, self.bar
+            list(keepers.values()), requests[: config.timed], config.repeats, self.bar
         )
         answers = dict(zip(programs, timed, strict=True))
         spreads = {name: call_interval(timed[0], each) for name, each in answers.items()}
         for name in judged:
-            answers[name] = [*answers[name], *kept[name].generate(requests[config.timed :])]
+            answers[name] = [*answers[name], *keepers[name].generate(requests[config.timed :])]
             self.bar.update()
         if alphas is None:
             stats = [answer.stats for every in answers.values() for answer in every]
@@ -304,13 +306,13 @@ class _Measurement:
             }
             fields |= dict(zip(("speedup_call_low", "speedup_call_high"), spreads[name]))
             fields |= formulas(programs[name].assembly, alphas, pass_ms[1])
-            rows[name] = self.place(name, programs[name]) | fields
+            rows[name] = self.run_fields(name, programs[name]) | fields
             stats = [answer.stats for answer in answers[name]]
             low, high = interval(np.array([[each.emitted, each.verified] for each in stats]))
             rows[name] |= collaboration_metrics(stats) | {"low": low, "high": high}
         return answers, rows
 
-    def place(self, row: str, engine: Engine) -> Record:
+    def run_fields(self, row: str, engine: Engine) -> Record:
         """Return the fields of a record that describe the run."""
         settings, pairing = engine.config, self.pairing
         assert isinstance(settings, CollaborationConfig)

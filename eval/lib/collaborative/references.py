@@ -39,7 +39,7 @@ class References:
         return self._mean_nats(self._combined(combination, 1.0))
 
     def nats_alone(self) -> list[float]:
-        """Return the nats a token of each model by itself."""
+        """Return the nats per token of each model by itself."""
         return [self._mean_nats(probs) for probs in self._alone(1.0)]
 
     def alphas(self, combination: Combination, temperature: float = 1.0) -> list[float]:
@@ -66,23 +66,23 @@ class References:
 
 
 def read_references(
-    engine: Engine, asked: Sequence[tuple[Sample, Prompt]], most: int
+    engine: Engine, questions: Sequence[tuple[Sample, Prompt]], most: int
 ) -> References:
     """Run all models over the samples' prompts and the first `most` tokens of references."""
     parts = [
-        _read(engine, asked[at : at + REFERENCE_BATCH], most)
-        for at in range(0, len(asked), REFERENCE_BATCH)
+        _read(engine, questions[at : at + REFERENCE_BATCH], most)
+        for at in range(0, len(questions), REFERENCE_BATCH)
     ]
     logits, tokens = zip(*parts)
     return References(np.concatenate(logits, axis=1), np.concatenate(tokens))
 
 
 def _read(
-    engine: Engine, asked: Sequence[tuple[Sample, Prompt]], most: int
+    engine: Engine, questions: Sequence[tuple[Sample, Prompt]], most: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return each model's logits of the reference answers, and the tokens, over all samples."""
     encoder = engine.encoder
-    samples, prompts = zip(*asked)
+    samples, prompts = zip(*questions)
     reference_ids = [
         encoder.tokenizer.encode(s.turns[0][1], add_special_tokens=False) for s in samples
     ]

@@ -156,9 +156,9 @@ def parse_command(
         config["rows"], config["left_out"] = measurable(config["rows"], *models)
     values["out"] = results_folder(values["out"], preset, values["debug"])
     changed = type(defaults)(**_with_own_sets(config, defaults.data))
-    own = options(**_fields_of(options, values))
+    script_options = options(**_fields_of(options, values))
     join_cluster(config.get("cluster", ""))
-    return preset, changed, own
+    return preset, changed, script_options
 
 
 def _fields_of(part: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,5 +198,5 @@ def _with_own_sets(values: dict[str, Any], preset_data: Sequence[str]) -> dict[s
         raise InputError(
             f"images: {values['images']} is only for sets of your own; give --sets NAME=FILE.jsonl"
         )
-    own = [entry for entry in values["sets"] if "=" in entry]
-    return values | {"sets": names, "data": (*data, *own)}
+    own_sets = [entry for entry in values["sets"] if "=" in entry]
+    return values | {"sets": names, "data": (*data, *own_sets)}

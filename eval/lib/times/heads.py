@@ -60,8 +60,14 @@ def dspark_head(config: LatencyConfig) -> HeadConfig:
     It has five layers like the target's full ones, an embedding and an output matrix of its own,
     and a Markov head, and drafts seven tokens.
     """
-    own = {"own_embedding": True, "own_output": True, "markov": 256, "anchored": True, "gamma": 7}
-    head = new_head(config.target, feature="block", layers=5, **own)
+    options = {
+        "own_embedding": True,
+        "own_output": True,
+        "markov": 256,
+        "anchored": True,
+        "gamma": 7,
+    }
+    head = new_head(config.target, feature="block", layers=5, **options)
     if isinstance(text := text_config(config.target), Gemma4TextConfig):
         layers = replace(text, num_hidden_layers=5, layer_types=(FULL,) * 5)
         return replace(head, text_config=layers)

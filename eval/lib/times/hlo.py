@@ -191,37 +191,37 @@ class ProgramText:
     def _parts(self, lines: list[str]) -> Taken:
         """Return what the operations of a fusion take and update."""
         types = _types(lines)
-        places: dict[str, int] = {}
-        """Place of the operand that a name is, if only in another shape."""
+        parameters: dict[str, int] = {}
+        """Number of the parameter that a name is, if only in another shape."""
         parts: dict[int, int | None] = {}
         updates: dict[int, int] = {}
         for operation in filter(None, map(_OPERATION.match, lines)):
             kind, name, operands = operation["kind"], operation["name"], _operands(operation)
             if kind == "parameter":
-                places[name] = int(operation.string[operation.end() :].partition(")")[0])
-                parts[places[name]] = 0
+                parameters[name] = int(operation.string[operation.end() :].partition(")")[0])
+                parts[parameters[name]] = 0
                 continue
             called = _called(operation.string, "calls")[0] if kind == "fusion" else ""
-            if (kind == "bitcast" or self._reshapes(called)) and operands[0] in places:
-                places[name] = places[operands[0]]
+            if (kind == "bitcast" or self._reshapes(called)) and operands[0] in parameters:
+                parameters[name] = parameters[operands[0]]
             else:
                 inner = self._taken(called) if called else ({}, {})
                 for i, operand in enumerate(operands):
-                    place = places.get(operand)
-                    if place is None:
+                    parameter = parameters.get(operand)
+                    if parameter is None:
                         continue
                     part: int | None = inner[0].get(i)
                     if i == 0 and kind in _SLICES:
                         part = array_bytes(operation["type"])
                     elif i == 0 and kind in _UPDATES:
                         part = 0
-                        updates[place] = array_bytes(types.get(operands[_UPDATES[kind]], ""))
+                        updates[parameter] = array_bytes(types.get(operands[_UPDATES[kind]], ""))
                     elif i in inner[1]:
-                        updates[place] = inner[1][i]
-                    before = parts[place]
-                    parts[place] = None if part is None or before is None else before + part
-            if name in places and operation[0].lstrip().startswith("ROOT"):
-                parts[places[name]] = None
+                        updates[parameter] = inner[1][i]
+                    before = parts[parameter]
+                    parts[parameter] = None if part is None or before is None else before + part
+            if name in parameters and operation[0].lstrip().startswith("ROOT"):
+                parts[parameters[name]] = None
         return parts, updates
 
     def _reshapes(self, name: str) -> bool:

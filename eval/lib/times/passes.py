@@ -89,7 +89,7 @@ class Passes:
         self.extend, self.params, self.state, self.batch = extend, params, cache, batch
 
     def over(self, tokens: int) -> Callable[[int], Any]:
-        """Return `call(n)`, which runs n passes over so many tokens, each from the same length."""
+        """Return `call(n)`, which runs n passes over `tokens` tokens, each from the same length."""
         tokens_in = jnp.ones((self.batch, tokens), jnp.int32)
         program = Held(self.extend, mesh_of(self.params), self.params)
 
@@ -305,7 +305,7 @@ def predicted_speedup(
 def time_members(
     engine: Engine, request: Request, widths: Collection[int]
 ) -> dict[int, list[float]]:
-    """Time a pass of each model over so many tokens after the prompt, in milliseconds."""
+    """Time each model's passes over these numbers of tokens after the prompt, in milliseconds."""
     state = engine.prefill([request])
     members = [
         Passes(form.model.model.extend, form.model.params, cache, len(cache.length))

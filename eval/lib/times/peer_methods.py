@@ -44,7 +44,7 @@ Method = Callable[[Prompt, int], Timed]
 """Function of a prompt and the most new tokens."""
 
 
-def ours(
+def jaxspec_methods(
     target: LoadedModel,
     drafts: Sequence[LoadedDraft],
     gammas: Sequence[int],
@@ -88,7 +88,7 @@ def ours(
     return methods
 
 
-def theirs(
+def transformers_methods(
     target: LoadedModel,
     path: Path,
     assistants: Mapping[str, Path],
@@ -128,6 +128,7 @@ def theirs(
         """Return a method that answers by transformers; the first one's runs also time prefill."""
 
         def run(prompt: Prompt, new: int) -> Timed:
+            """Answer a prompt with at most `new` tokens; return times and passes too."""
             if assistant is not None:
                 assistant.generation_config.update(
                     num_assistant_tokens=gamma,
@@ -156,6 +157,7 @@ def theirs(
     prefill: dict[bytes, float] = {}
 
     def expanded(prompt: Prompt) -> dict[str, Any]:
+        """Return transformers' inputs of a prompt, with a placeholder for each token of images."""
         tokens, pixels = prompt.tokens, {}
         if prompt.images:
             assert target.image_processor is not None

@@ -182,7 +182,7 @@ def _config(
         name.removeprefix(f"{kind}."): float(str(np.float32(x))) if isinstance(x, float) else x
         for name, x in entries.items()
     }
-    # As llama.cpp reads files, of which old ones have the factor alone, under another name.
+    # As llama.cpp reads files, of which old ones have only the factor, under another name.
     factor = settings.get("rope.scaling.factor", settings.get("rope.scale_linear")) or None
     stretch = settings.get("rope.scaling.type", "linear" if factor else "none")
     scaling = {

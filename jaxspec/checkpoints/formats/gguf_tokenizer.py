@@ -39,8 +39,8 @@ def gguf_tokenizer(entries: dict[str, Any]) -> Any:
     backend = _within_vocabulary(
         _as_transformers(entries["general.architecture"], metadata), metadata
     )
-    words = backend.pre_tokenizer
-    cuts_words = isinstance(words, pre_tokenizers.ByteLevel) and words.use_regex
+    splitter = backend.pre_tokenizer
+    cuts_words = isinstance(splitter, pre_tokenizers.ByteLevel) and splitter.use_regex
     if cuts_words and kinds[1] not in _LIKE_GPT2:
         raise InputError(
             f"tokenizer.ggml.pre {kinds[1]!r:.40}: transformers {version('transformers')} does not "

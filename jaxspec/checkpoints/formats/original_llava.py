@@ -89,8 +89,8 @@ def convert(
     with located(path), reading(f"{path}/config.json: not readable", "fetch it again"):
         config = _config(raw, clip.get("vision_config") or clip)
     tokenizer = _tokenizer(path)
-    words = max(len(tokenizer), config.text_config.vocab_size)
-    size = -(-words // _MULTIPLE) * _MULTIPLE
+    tokens = max(len(tokenizer), config.text_config.vocab_size)
+    size = -(-tokens // _MULTIPLE) * _MULTIPLE
     text = replace(config.text_config, vocab_size=size)
     image = tokenizer.convert_tokens_to_ids(_ADDED[0])
     padded = replace(config, text_config=text, image_token_index=image)

@@ -131,8 +131,8 @@ class Alternating(proposals.Collaboration):
             stays &= (jnp.arange(unscored) < pending.count[:, None]) & (active & ~falls)[:, None]
             window, rows = ring[model].shape[1], jnp.arange(len(state.count))[:, None]
             slots = jnp.where(stays, (state.count[:, None] + jnp.arange(unscored)) % window, window)
-            own = ring[model].at[rows, slots].set(logits[:, :unscored], mode="drop")
-            ring = _replaced(ring, model, own)
+            extended = ring[model].at[rows, slots].set(logits[:, :unscored], mode="drop")
+            ring = _replaced(ring, model, extended)
         pending, target = pending.replace(logits=ring), _replaced(state.target, model, cache)
         state = state.replace(target=target, drafter=pending)
         state = proposals.commit_run(state, drafted, checked, owner, most, options)

@@ -46,6 +46,7 @@ class OneProposer(proposals.Collaboration):
         def propose(
             carry: tuple[Array, KVCache, Array | None], place: Array
         ) -> tuple[tuple[Array, KVCache, Array | None], tuple[Array, Array]]:
+            """Read the newest token, and draw the next one from the proposer's scores."""
             token, cache, drafted = carry
             logits, cache = model.extend(params["models"][self.proposer], token[:, None], cache)
             scores = logits

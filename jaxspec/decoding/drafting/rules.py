@@ -137,6 +137,7 @@ class AdaBoost(HardMatch):
     errors: tuple[float, ...] = ()
 
     def first(self, weights: tuple[float, ...], vocabulary: int) -> tuple[float, ...]:
+        """Return the weights that `errors` fix, or those that were asked for."""
         if not self.errors:
             return weights
         if len(self.errors) != len(weights):

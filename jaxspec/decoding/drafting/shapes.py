@@ -79,7 +79,7 @@ class Tree:
 
     @cached_property
     def seen(self) -> np.ndarray:
-        """Return the ancestors and self of every node, bool [nodes+1, nodes+1]."""
+        """Return for each node which nodes are its ancestors or itself, bool [nodes+1, nodes+1]."""
         lineage = np.eye(len(self.parents) + 1, dtype=bool)
         for node, parent in enumerate(self.parents, start=1):
             lineage[node] |= lineage[parent]
@@ -92,7 +92,10 @@ class Tree:
 
     @cached_property
     def rank(self) -> np.ndarray:
-        """Return each node's number of earlier siblings, int [nodes+1]."""
+        """Return each node's number of earlier siblings, int [nodes+1].
+
+        With parents (0, 0, 1, 1) of the nodes 1 to 4 it is [0, 0, 1, 0, 1].
+        """
         before = [self.parents[:node].count(parent) for node, parent in enumerate(self.parents)]
         return np.asarray([0, *before])
 

@@ -37,11 +37,13 @@ class ChainDrafter(Drafter):
     def _propose(
         self, committed: Committed, mixing: Mixing, scores: Float[Array, "R B 1 V"], scratch: States
     ) -> tuple[Draft, States]:
+        """Draw the tokens one by one, each from the mixture after the tokens before it."""
         options, history = mixing.options, mixing.history
 
         def propose(
             scores: Array, place: Array, drafted: Array | None
         ) -> tuple[Array, Array, Array]:
+            """Return the token at a place of the block, its distribution and those of the views."""
             behind = mixing
             if drafted is not None:
                 behind = mixing.behind(drafted, (jnp.arange(self.gamma) < place)[None, None])
@@ -123,6 +125,7 @@ class TreeDrafter(_Grown):
     def _propose(
         self, committed: Committed, mixing: Mixing, scores: Float[Array, "R B 1 V"], scratch: States
     ) -> tuple[Draft, States]:
+        """Draw the children of all nodes of a level, then read those that have children."""
         shape = self.shape
         inner, parents = shape.inner, np.asarray((-1, *shape.parents))
         tokens, levels, nodes = [], [], []
@@ -189,6 +192,7 @@ class DynamicTreeDrafter(_Grown):
     def _propose(
         self, committed: Committed, mixing: Mixing, scores: Float[Array, "R B 1 V"], scratch: States
     ) -> tuple[Draft, States]:
+        """Read the likeliest nodes of each level, then keep the likeliest of all nodes."""
         width, batch = self.tree.width, mixing.count.shape[0]
         # Nodes of the level read last, and the logarithms of their joint probabilities.
         read, value = jnp.zeros((batch, 1), jnp.int32), jnp.zeros((batch, 1))

@@ -225,6 +225,7 @@ class Adaptive(Weighting[Scores]):
     def observe(
         self, state: Scores, weights: Array, p: Array, view_probs: Array, valid: Array
     ) -> Scores:
+        """Add the block's scores to the window's, and choose the next weights by their sums."""
         scores = self.score(p, view_probs, weights)
         added = valid.sum(1)
         count = state.count + added

@@ -82,6 +82,7 @@ class DraftModel(Source[DraftState, KVCache]):
         return self.model if reads and not self.shares_tower else None
 
     def prefill(self, prefilled: Prefilled, inputs: ViewRows) -> DraftState:
+        """Read all views' prompts as one batch; `begin` reads their last tokens again."""
         weights, features = prefilled.params[self.name], prefilled.features
         if not self.shares_tower:
             features = None if inputs.images is None else self.model.encode(weights, inputs.images)
@@ -97,6 +98,7 @@ class DraftModel(Source[DraftState, KVCache]):
         return DraftState(cache.replace(length=rows.length - 1), last, rows.length)
 
     def catch_up(self, committed: Committed, state: DraftState) -> DraftState:
+        """Read committed tokens, a block at a time, until only two are left for `begin`."""
         last, start, cache = self._by_view((state.last, state.start, state.cache))
         extend = partial(self.model.extend, committed.params[self.name])
 
@@ -176,11 +178,11 @@ class DraftModel(Source[DraftState, KVCache]):
 def _marked(views: Sequence[PromptRows]) -> list[PromptRows]:
     """Return the rows with sources of one form, which only mark the slots that show an image."""
     texts = [rows.replace(sources=None, blend=None) for rows in views]
-    images = [rows.images for rows in views]
-    if all(shown is None for shown in images):
+    masks = [rows.images for rows in views]
+    if all(mask is None for mask in masks):
         return texts
     none = jnp.zeros(views[0].tokens.shape, bool)
-    marks = [jnp.where(none if shown is None else shown, 0, TEXT) for shown in images]
+    marks = [jnp.where(none if mask is None else mask, 0, TEXT) for mask in masks]
     return [text.replace(sources=mark[..., None]) for text, mark in zip(texts, marks)]
 
 

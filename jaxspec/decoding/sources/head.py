@@ -104,6 +104,7 @@ class HeadSource(Source[Any, Any]):
         return 1 if self.module.in_one_pass else gamma
 
     def prefill(self, prefilled: Prefilled, inputs: Any) -> Any:
+        """Return the head's context of the prompt, with room for the answer if it holds keys."""
         params, rows, target = prefilled.params, prefilled.batch.prompt, prefilled.target
         images, width = None, self.config.text_config.hidden_size
         if prefilled.features is None:
@@ -262,7 +263,7 @@ class HeadSource(Source[Any, Any]):
         return self.score(committed, Planned(context, scores, jnp.zeros((), jnp.int32)), newest)
 
     def _scores(self, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Return the scores of hidden states, whole rows on each device of a mesh."""
+        """Return the scores of hidden states; on a mesh each device holds whole rows."""
         if self.config.scores_itself:
             return gather(self._apply(params, "scores", hidden), "batch")
         return gather(self.model.logits(self.weights(params), hidden), "batch")

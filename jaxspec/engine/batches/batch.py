@@ -136,8 +136,8 @@ class Batch:
         A live batch compiles loops that no example needed when a request first needs them.
         """
         needed = Kind.of(self.requests)
-        others = needed._replace(guided=False)
-        kind = next((kind for kind in self.kinds if kind.serves(others)), others)
+        unguided = needed._replace(guided=False)
+        kind = next((kind for kind in self.kinds if kind.serves(unguided)), unguided)
         return kind._replace(guided=kind.guided or needed.guided)
 
     @property
@@ -158,8 +158,8 @@ class Batch:
 
     def full(self, form: Sizes) -> int:
         """Return the number of tokens of an answer at which rows of these sizes must grow."""
-        spare = 0 if form.new == self.capacity.new else self.batcher.program.most_tokens
-        return form.new - spare + 1
+        block = 0 if form.new == self.capacity.new else self.batcher.program.most_tokens
+        return form.new - block + 1
 
     def answers(
         self, requests: Sequence[EncodedRequest], stride: int | None = None
@@ -355,8 +355,8 @@ class Batch:
             return state, options.with_grammars(placed)
         if kind.changed:
             return state, options
-        rest = state.replace(logprobs=None, prompt=None)
-        return rest, options.replace(processors=None, logprobs=None)
+        smaller = state.replace(logprobs=None, prompt=None)
+        return smaller, options.replace(processors=None, logprobs=None)
 
     def read(self) -> None:
         """Read the answers of all busy rows, and free the rows whose answers have ended."""
@@ -385,15 +385,15 @@ class Batch:
 
     def memory(self) -> MemoryReport:
         """Return the bytes that the batch takes on a device."""
-        beside, forms = self.few if self.waits else 0, self.every_form
+        extra, forms = self.few if self.waits else 0, self.every_form
         if len(self.widths) > 1:
-            beside += self.widths[-2]  # rows that move into the largest state
+            extra += self.widths[-2]  # rows that move into the largest state
         report = plan_memory(
             self.batcher.program,
             self.together.held.params,
             self.rows,
             forms[-1],
-            (beside, forms[-1 if self.live else 0]) if beside else None,
+            (extra, forms[-1 if self.live else 0]) if extra else None,
             forms[-2] if len(forms) > 1 else None,
             partial(self.together.host_options, []),
         )

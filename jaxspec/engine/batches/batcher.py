@@ -125,8 +125,8 @@ class Batcher:
         if captioner is not None:
             captions = captioner.caption([*chain(*decoded_images(fresh))])
             if len(captions) != count:
-                given = f"{len(captions)} captions of {count} images"
-                raise InputError(f"captioner: {given}; let it return one an image")
+                counts = f"{len(captions)} captions of {count} images"
+                raise InputError(f"captioner: {counts}; let it return one an image")
         unused = iter(captions)
         parts = [[*islice(unused, len(request.prompt.images))] for request in fresh]
         written = iter(each(self._written, fresh, parts))
@@ -152,6 +152,7 @@ class Batcher:
         return replace(request, sizes=self._sizes(request))
 
     def _sizes(self, request: EncodedRequest) -> Sizes:
+        """Return the buckets of the prompt, its images and new tokens, and of each source."""
         program, prompt, limits = self.program, request.prompt, request.image_limits
         buckets = Buckets(self.config.prompt_buckets, self.config.image_buckets)
         lengths, slot_images = iter(map(len, request.rows)), request.rows[0].images
@@ -191,14 +192,14 @@ class Batcher:
         return largest(request.sizes for request in requests)
 
     def rows(self, requests: int) -> int:
-        """Return the number of rows of a batch for so many requests."""
+        """Return the number of rows of a batch for this number of requests."""
         most = self.config.batch_size
         return min(bucket(min(requests, most), BATCH_BUCKETS, "batch"), most)
 
     def widths(self, rows: int) -> list[int]:
-        """Return the numbers of rows that a live batch of at most so many may have.
+        """Return the numbers of rows that a live batch of at most `rows` may have.
 
-        On a mesh there is one. So there is at one width, since sums round by the number of rows.
+        On a mesh there is one number, and also at one width, since sums round by the rows.
         """
         if self.mesh is not None or self.fixed:
             return [rows]
@@ -261,7 +262,7 @@ class Batcher:
         return batch.replace(target=part_of(row, start, width), whole=batch.target, past=past)
 
     def resized(self, past: KVCache, slots: int) -> KVCache:
-        """Return a cache with so many slots, see `KVCache.resized`."""
+        """Return a cache with `slots` slots, see `KVCache.resized`."""
         with on_mesh(self.mesh):
             return resized_cache(slots, past)
 

@@ -35,12 +35,12 @@ class Prefix:
         """Return how many slots at the start of another row hold the same tokens and images."""
         count = same_slots(self.row, row)
         differ = [i for i, pair in enumerate(zip(self.images, images)) if len({*pair}) > 1]
-        others = np.flatnonzero(row.images >= differ[0]) if differ else ()
-        return int(min(count, *others[:1], count))
+        slots = np.flatnonzero(row.images >= differ[0]) if differ else ()
+        return int(min(count, *slots[:1], count))
 
 
 class Prefixes:
-    """Keep the prefixes that were used last, in at most so many bytes of a device.
+    """Keep the prefixes that were used last, in a limited number of a device's bytes.
 
     Args:
       most: Maximum bytes; 0 keeps nothing.

@@ -58,9 +58,9 @@ class Together(NamedTuple):
         settings, room = request.settings, self.processing or Processing(0, 0, False)
         biases = settings.biases(self.eos)
         before = max((len(bias.prefix) for bias in biases), default=0)
-        own, recorded = (0 if n is None else n + 1 for n in (request.logprobs, self.logprobs))
+        needed, recorded = (0 if n is None else n + 1 for n in (request.logprobs, self.logprobs))
         return {
-            "log probabilities a token": (own, recorded),
+            "log probabilities a token": (needed, recorded),
             "logit_bias": (len(biases), room.biases),  # bans are biases too
             "tokens of a bad word": (before + 1, room.prefix + 1),
             "no_repeat_ngram_size": (settings.no_repeat_ngram_size, LARGEST if room.ngrams else 0),

@@ -84,7 +84,7 @@ def prefill(batch: Batch, sizes: Sizes, form: Sizes, whole: bool = True) -> None
 
 
 def compile_loop(batch: Batch, width: int, form: Sizes, kind: Kind, held: Held) -> None:
-    """Compile a loop of so many rows of these sizes, and what inserts a row into them."""
+    """Compile a loop over `width` rows of these sizes, and the program that inserts a row."""
     batch.hold(width, form)
     if len(batch.widths) > 1:
         batch.put(batch.states.empty(1, form), [])
@@ -93,7 +93,7 @@ def compile_loop(batch: Batch, width: int, form: Sizes, kind: Kind, held: Held) 
 
 
 def compile_move(batch: Batch, old: tuple[int, Sizes], new: tuple[int, Sizes]) -> None:
-    """Compile what moves rows from a state of one number of rows and sizes into another."""
+    """Compile the program that moves rows between states of other numbers of rows and sizes."""
     batch.hold(*old)
     batch.move(*new)
 

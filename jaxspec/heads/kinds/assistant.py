@@ -119,6 +119,7 @@ class AssistantConfig(HeadConfig):
         return ("masked_embedding",) if self.num_centroids else ()
 
     def _fitted(self, target: Any, text: TextConfig) -> Self:
+        """Let each layer read the target's last layer of its kind that makes keys."""
         layers = self.text_config
         width, tokens = self.backbone_hidden_size, layers.vocab_size
         if not isinstance(text, Gemma4TextConfig) or (text.hidden_size, text.vocab_size) != (
@@ -186,6 +187,7 @@ class AssistantConfig(HeadConfig):
             return cls(**extras | {"text_config": decoder_config(text), "key_layers": ()})
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the dictionary of Google's files, with this library's own fields in `jaxspec`."""
         text, groups = self.text_config, self.num_centroids
         (kind,) = (kind for kind, layers in ASSISTANTS.items() if layers == text.model_type)
         name = "Gemma4Unified" if "unified" in kind else "Gemma4"
@@ -217,6 +219,7 @@ class MaskedEmbedding(nn.Module):
     def __call__(
         self, hidden: Float[Array, "B T D"], embedding: Float[Array, "V D"]
     ) -> Float[Array, "B T V"]:
+        """Return the scores, in `wide` precision."""
         groups = self.token_ordering.reshape(self.config.num_centroids, -1)
         _, best = jax.lax.top_k(self.centroids(hidden), self.config.centroid_intermediate_top_k)
         tokens = groups[best].reshape(*hidden.shape[:2], -1)
@@ -249,6 +252,7 @@ class AssistantHead(Head):
         return self.model.layers
 
     def segments(self, context: Any, reading: Reading, at: Places) -> list[list[Segment]]:
+        """Return the target's slots before the newest token, within each layer's window."""
         segments, text = [], self.config.text_config
         for layer, i in enumerate(self.config.key_places):
             slots, last = jnp.arange(reading.k[i].shape[2])[None], at.newest[..., None] - 1

@@ -105,6 +105,11 @@ class VispecHead(Eagle1Head):
         self.img_fc = Dense(text.hidden_size, text.fc_bias)
 
     def context(self, reading: Reading, prompt: Prompt) -> ImageCache:
+        """Make the keys of prompts, with the compressor's vectors in the last slots of images.
+
+        With 3 vectors an image in slots 2 to 6 gets two of them, in slots 5 and 6; a bias of -inf
+        masks slots 2 to 4.
+        """
         states, embeds = reading.states, prompt.embeds
         assert states is not None
         assert embeds is not None
@@ -146,14 +151,14 @@ class VispecHead(Eagle1Head):
         self, prompt: Prompt
     ) -> tuple[Bool[Array, "B L"], Bool[Array, "B L"], Float[Array, "B I queries D"]]:
         """Return the head's slots of images, the last slot of each image, and its vectors."""
-        assert prompt.shown is not None
+        assert prompt.image_embeds is not None
         assert prompt.images is not None
         assert prompt.spans is not None
         mask = jnp.roll(prompt.images, -1, axis=1).at[:, -1].set(False)
         ends = mask & ~jnp.roll(mask, -1, axis=1)
         number = jnp.cumsum(ends, axis=1) - ends
         inside = mask[:, None] & (number[:, None] == jnp.arange(prompt.spans.shape[1])[:, None])
-        return mask, ends, self.imadpt(jnp.roll(prompt.shown, -1, axis=1), inside)
+        return mask, ends, self.imadpt(jnp.roll(prompt.image_embeds, -1, axis=1), inside)
 
 
 def _image_vector(

@@ -74,6 +74,10 @@ class LlavaOnevisionImages(LlavaNextImages):
         return super().tiles(size) if images == 1 else 1
 
     def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
+        """Return the slots of the base tile, then of the grid, each line with a newline behind it.
+
+        A grid that is too large is scaled down, so that each of its slots blends four patches.
+        """
         if pool is not None:
             return super().slots(size, pool, images)
         per_tile = self.config.image_tokens

@@ -148,6 +148,10 @@ class SquareImages(ImageInputs):
         return Slots(np.arange(count, dtype=np.int32)[:, None], self.tiles(size) * TILE)
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        """Return the pixels of each image's squares, which become one token each, in tiles.
+
+        Squares that pad the last tile are at position -1.
+        """
         images = list(images)
         out = self.processor(images=images, max_soft_tokens=self.most, return_tensors="np")
         patches, counts = np.asarray(out["pixel_values"]), out["num_soft_tokens_per_image"]

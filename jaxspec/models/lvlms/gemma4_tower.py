@@ -19,7 +19,7 @@ from jaxspec.typing import Array, Float, Int
 
 
 class Linear(nn.Module):
-    """Multiply by a matrix, and clip what it reads and returns where the file has bounds."""
+    """Multiply by a matrix, and clip inputs and outputs where the file has bounds."""
 
     features: int
     config: Gemma4VisionConfig

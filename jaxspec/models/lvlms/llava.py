@@ -93,6 +93,7 @@ class LlavaImages(ImageInputs):
         return Slots(np.arange(count, dtype=np.int32)[:, None], count)
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        """Return the tiles of each image; raise InputError if the processor makes others."""
         out, side = [], self.config.vision_config.image_size
         for image, tiles in zip(images, self._processed(images), strict=True):
             if (shape := tiles.shape[1:]) != (3, side, side):

@@ -273,6 +273,7 @@ class QwenImages(ImageInputs):
         )
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        """Return the windows of each image; raise InputError for other numbers of patches."""
         out = self.processor(images=list(images), size=self.limits, return_tensors="np")
         patches, sizes = np.asarray(out["pixel_values"]), np.asarray(out["image_grid_thw"])
         merge = self.config.vision_config.spatial_merge_size

@@ -18,7 +18,7 @@ do. An image may be 37 tiles, and a batch hundreds."""
 
 
 def tile_block(patches: int) -> int:
-    """Return the number of tiles of so many patches whose attention scores exist at once."""
+    """Return the number of tiles of `patches` patches whose attention scores exist at once."""
     return min(TILE_BLOCK, max(1, TILE_BLOCK * _PATCHES**2 // patches**2))
 
 
@@ -97,6 +97,7 @@ class Encoder(nn.Module):
         self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_hidden_layers)]
 
     def __call__(self, x: Array) -> tuple[Array, ...]:
+        """Return the input and the output of every layer."""
         # The last layer is never computed for a caller that reads the one before, as LLaVA does.
         *first, last = self.layers
         states = [x]

@@ -39,6 +39,7 @@ class BitsAndBytes(QuantisedMatrix):
 
     @classmethod
     def sizes(cls, quantisation: Quantisation, parts: Parts) -> tuple[tuple[int, int], str, Sizes]:
+        """Return shape and dtype, which `quant_state` records, and the sizes of the parts."""
         state = _state(parts)
         rows, columns = state["shape"]
         blocks, nested = -(-rows * columns // state["blocksize"]), state.get("nested_blocksize")

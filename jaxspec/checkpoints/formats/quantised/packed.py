@@ -44,6 +44,10 @@ class Gptq(QuantisedMatrix):
 
     @classmethod
     def sizes(cls, quantisation: Quantisation, parts: Parts) -> tuple[tuple[int, int], str, Sizes]:
+        """Return the matrix's shape [out, in], its dtype, and the sizes of its parts.
+
+        Files store [in, out], with 32 / bits numbers in each word.
+        """
         shape, each = [*pair(parts["qweight"])], 32 // quantisation.bits
         shape[cls.axis] *= each
         rows, columns = shape

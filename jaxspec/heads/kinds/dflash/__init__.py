@@ -149,6 +149,7 @@ class DFlashKind(Kind[DFlashConfig]):
     unread = ("mask_embedding.pt",)  # vLLM's, in place of the mask token's embedding
 
     def completed(self, config: DFlashConfig, stored: Stored) -> tuple[DFlashConfig, Stored]:
+        """Complete the configuration by the optional tensors that the file has."""
         stored = files.renamed(config.title, stored, lambda name: name.removeprefix("model."))
         vocabulary = files.draft_words(config.title, stored, config.text_config)
         confidence = stored.get("confidence_head.proj.weight")
@@ -164,6 +165,7 @@ class DFlashKind(Kind[DFlashConfig]):
     def written(
         self, config: DFlashConfig, tensors: Arrays, server: Server, architectures: Sequence[str]
     ) -> tuple[dict[str, Any], Arrays]:
+        """Return the entries of z-lab's or of speculators' config.json, and the tensors."""
         raw = config.to_dict() | {"torch_dtype": str(tensors["fc.weight"].dtype)}
         if config.text_config.draft_vocabulary:
             tensors = files.with_words(config.text_config, tensors)

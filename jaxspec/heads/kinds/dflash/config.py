@@ -143,6 +143,7 @@ class DFlashConfig(HeadConfig):
         return options | {"window": self.text_config.sliding_window or 0}
 
     def _fitted(self, target: Any, text: TextConfig) -> Self:
+        """Take the depth of the target, and how its embedding and its output matrix are scaled."""
         decoder, layers, depth = self.text_config, self.target_layers, text.num_hidden_layers
         fits = layers[-1] < depth and self.target_depth in (0, depth)
         expected = decoder.hidden_size, decoder.vocab_size

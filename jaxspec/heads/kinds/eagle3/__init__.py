@@ -133,9 +133,10 @@ class Eagle3Kind(StateKind[Eagle3Config]):
         """
         if eagle1.has_tensors(tensors):
             return False
-        named = any("eagle3" in name for name in names) or raw.get("draft_vocab_size") is not None
-        normed = any(name.endswith("hidden_norm.weight") for name in tensors)
-        return named or ("fc.weight" in tensors and normed)
+        is_named = any("eagle3" in name for name in names)
+        has_vocabulary = raw.get("draft_vocab_size") is not None
+        has_norm = any(name.endswith("hidden_norm.weight") for name in tensors)
+        return is_named or has_vocabulary or ("fc.weight" in tensors and has_norm)
 
     def completed(self, config: Eagle3Config, stored: Stored) -> tuple[Eagle3Config, Stored]:
         """Return the configuration with its draft vocabulary and the optional tensors it has.
@@ -169,6 +170,7 @@ class Eagle3Kind(StateKind[Eagle3Config]):
     def written(
         self, config: Eagle3Config, tensors: Arrays, server: Server, architectures: Sequence[str]
     ) -> tuple[dict[str, Any], Arrays]:
+        """Return the entries and tensors in EAGLE's layout, or in speculators'."""
         raw = config.to_dict() | {"torch_dtype": str(tensors["fc.weight"].dtype)}
         tensors = files.with_words(config.text_config, tensors)
         if isinstance(config.text_config, GemmaEagleConfig):

@@ -138,6 +138,7 @@ class GemmaEagleConfig(Gemma4TextConfig):
         title = Eagle3Config.title
         shared.check_entries(title, raw, _NEUTRAL, _OF_HEADS, _READ | {"final_logit_softcapping"})
         layer = shared.gemma4_layers(title, raw)
+        # DeepSeek counts layers from 0: its layer 2 gives the state after three layers.
         states = {"target_layers": [output + 1 for output in raw["target_layer_ids"]]}
         vocabulary = shared.placeholder_words(title, raw, layer.vocab_size)
         fields: dict[str, Any] = {**vars(layer), **known_fields(cls, states)}
@@ -200,10 +201,11 @@ class Eagle3Config(StateHeadConfig):
     @property
     def kept_options(self) -> dict[str, Any]:
         text = self.text_config
-        kept = {"target_layers": text.target_layers, "window": text.sliding_window or 0}
-        return {"images": self.images} | kept
+        options = {"target_layers": text.target_layers, "window": text.sliding_window or 0}
+        return {"images": self.images} | options
 
     def _fitted(self, target: Any, text: TextConfig) -> Self:
+        """Choose the target's layers, unless the file names them."""
         decoder = self.text_config
         layers = decoder.target_layers or usual_layers(text.num_hidden_layers)
         sizes = text.hidden_size, text.vocab_size

@@ -70,6 +70,12 @@ class KVProjector(nn.Module):
         there: Bool[Array, "B I tokens"],
         group: int,
     ) -> tuple[Float[Array, "B I slots K H"], Float[Array, "B I slots K H"]]:
+        """Return the pooled keys and values of each image.
+
+        Args:
+          there: Which of the n slots an image fills; a small image has fewer.
+          group: Index of the key layer, which has queries of its own.
+        """
         c, heads = self.config, k.shape[3]
         if c.pooling == "attention":
             shape = (c.image_slots, max(len(c.key_layers), 1) * heads, k.shape[-1])
@@ -147,6 +153,7 @@ class KVHead(Head):
             self.slot_bias = self.param("slot_bias", lambda _: jnp.full((1,), weight, jnp.float32))
 
     def context(self, reading: Reading, prompt: Prompt) -> ImageKeys:
+        """Pool the keys of images, and mark the slots that are not read as text."""
         c, spans = self.config, prompt.spans
         assert spans is not None
         first, count = spans[..., 0], spans[..., 1]
@@ -172,6 +179,7 @@ class KVHead(Head):
         return ImageKeys(k, v, jnp.repeat(behind * (count > 0), c.image_slots, 1), hidden)
 
     def segments(self, context: ImageKeys, reading: Reading, at: Places) -> list[list[Segment]]:
+        """Return each layer's segments: text before the newest token, and pooled images."""
         c, newest = self.config, at.newest[..., None]
         slots = jnp.arange(reading.k[0].shape[2])[None]
         hidden = jnp.pad(
@@ -250,8 +258,8 @@ class KVHeadKind(Kind[KVHeadConfig]):
         if options.target is not None:
             raise InputError(f"{options.source}: {config.title}s take no vocab-of; leave it out")
         if "markov_out" in params:
-            words = config.text_config.scored_tokens
-            params = {**params, "markov_out": params["markov_out"][:, :words]}
+            tokens = config.text_config.scored_tokens
+            params = {**params, "markov_out": params["markov_out"][:, :tokens]}
         return config, params
 
     def image_slots(self, config: KVHeadConfig) -> int | None:

@@ -62,6 +62,7 @@ class KVHeadConfig(KVHeadOptions, HeadConfig):
     model_type: ClassVar = "jaxspec_kv_head"
 
     def __post_init__(self) -> None:
+        """Raise InputError for layers or slots of images that do not fit together."""
         super().__post_init__()
         check_choice("KV head", self, "pooling", *get_args(Pooling))
         check_choice("KV head", self, "feature", *get_args(Feature))
