@@ -5,7 +5,6 @@ configs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,17 +27,7 @@ from jaxspec.training.head_batches import Anchoring, Blocks, HeadBatch
 from jaxspec.training.head_recipe import ALONE, make_loss
 from jaxspec.training.loop.batches import rows_sharding
 from jaxspec.training.loop.measured import model_flops
-from jaxspec.training.loop.step import (
-    Flat,
-    TrainState,
-    in_dtype,
-    init_state,
-    like_parameters,
-    make_optimizer,
-    make_step,
-    partition,
-    placed_on,
-)
+from jaxspec.training.loop.step import Flat, TrainState, set_up
 from jaxspec.training.objectives import TEACHER, Distillation, tuning_loss
 from jaxspec.typing import Params
 
@@ -50,8 +39,8 @@ BLOCKS = 128
 class AbstractStep:
     """Describe the step of `fit` with abstract arrays on a mesh."""
 
-    step: Callable[..., Any]
-    """(state, frozen, batch) -> (state, metrics)."""
+    step: Any
+    """(state, frozen, batch) -> (state, metrics), to lower and compile."""
     state: TrainState
     frozen: Flat
     """The target's parameters, with the tower that both models share."""
@@ -131,16 +120,10 @@ def abstract_step(
         loss = tuning_loss(drafts, teacher=reader, distillation=Distillation("forward_kl"))
         params, drafted, scoring = {**student, TEACHER: teacher}, batch * length, 0
     config = TrainConfig(steps=1, batch=batch, frozen=tuple(frozen), dtype=dtype, remat=True)
-    trainable, still = partition(params, config.frozen)
-    where = placed_on(mesh, params, sharding_of)
-    optimizer = make_optimizer(config, trainable)
-    state = jax.eval_shape(partial(init_state, optimizer=optimizer), trainable)
-    state = at_place(state, like_parameters(state, where, mesh))
-    still = jax.eval_shape(partial(in_dtype, dtype=dtype), still)
-    still = at_place(still, {path: where[path] for path in still})
+    state, still, step = set_up(config, params, loss, mesh, sharding_of, abstract=True)
     rows = at_place(rows, rows_sharding(mesh))
     flops = model_flops({}, still, rows.tokens.size) + model_flops(state.params, {}, drafted)
-    return AbstractStep(make_step(loss, optimizer, config), state, still, rows, flops + scoring)
+    return AbstractStep(step, state, still, rows, flops + scoring)
 
 
 def _blank_rows(reader: LanguageModel, batch: int, length: int) -> ConversationBatch:

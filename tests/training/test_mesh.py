@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from jaxspec.errors import InputError
+from jaxspec.models.language_model import LanguageModel
 from jaxspec.sharding import make_mesh, shardings
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.loop.batches import check_rows, process_share
-from jaxspec.training.loop.step import make_optimizer, partition, place_state, placed_on
+from jaxspec.training.loop.step import flatten, set_up
+from jaxspec.training.objectives import tuning_loss
 from tests.tiny import training
 
 STAGES = {
@@ -67,14 +69,12 @@ def test_each_device_holds_its_share():
     """
     mesh = make_mesh(model=2, fsdp=4)
     params = training.params()
-    trainable, held = partition(params, ("vision_tower",))
-    optimizer = make_optimizer(training.STAGE, trainable)
+    loss = tuning_loss(LanguageModel(training.CONFIG))
     sharding_of = partial(shardings, training.CONFIG, params)
     name = "language_model/model/layers_0/mlp/gate_proj/weight"
     for found, rows, columns in ((sharding_of, 4, 2), (None, 1, 1)):
         config = replace(training.STAGE, dtype="bfloat16")
-        where = placed_on(mesh, params, found)
-        state, fixed = place_state(trainable, held, optimizer, where, mesh, config)
+        state, fixed, _ = set_up(config, params, loss, mesh, found)
         adam = next(
             part for part in jax.tree.leaves(state.opt_state, is_leaf=is_adam) if is_adam(part)
         )
@@ -82,7 +82,7 @@ def test_each_device_holds_its_share():
             assert leaf.addressable_shards[0].data.shape == (64 // columns, 32 // rows)
             assert leaf.dtype == np.float32
         # nothing for what is frozen
-        assert adam.mu.keys() == state.params.keys() == trainable.keys()
+        assert adam.mu.keys() == state.params.keys() == flatten(params).keys() - fixed.keys()
         assert {leaf.dtype.name for leaf in fixed.values()} == {"bfloat16"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.draft_recipe import Recipe, start_draft, train_draft
 from jaxspec.training.loop.dry import dry_run
 from jaxspec.training.loop.step import make_optimizer, partition
+from jaxspec.training.loop.trainer import fit
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import Stage, StagedRecipe, with_data
 from picturebook.training import Picturebook
@@ -83,6 +85,10 @@ def test_a_dry_run_says_what_stages_take_and_writes_nothing(
     assert re.search(r"each of 1 cpu devices: .* frozen, .* trained, .* optimizer, ", memory)
     assert re.search(r"all steps about [\d.]+ hours$", steps)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_takes_the_arguments_of_a_run_and_no_others() -> None:
+    assert signature(dry_run) == signature(fit)
 
 
 def test_a_recipe_is_found_by_its_path(tmp_path: Path) -> None:

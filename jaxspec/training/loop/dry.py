@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,8 @@ from jaxspec.runtime import human_bytes
 from jaxspec.sharding import on_mesh
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.loop.batches import Batches, read_ahead
-from jaxspec.training.loop.step import (
-    ShardingOf,
-    compiled_step,
-    make_optimizer,
-    partition,
-    place_state,
-    placed_on,
-)
+from jaxspec.training.loop.step import ShardingOf, set_up
+from jaxspec.training.loop.trainer import Evaluate
 from jaxspec.training.losses import Loss
 from jaxspec.training.reading import CountedBatches
 from jaxspec.typing import Params
@@ -40,42 +34,40 @@ def dry_run(
     directory: Path,
     *,
     sharding_of: ShardingOf | None = None,
+    evaluate: Evaluate | None = None,
+    inputs: Mapping[str, Any] | None = None,
     apart: Sequence[str] = (),
-    **unread: Any,
 ) -> Params:
     """Print what `fit` with these arguments would take, and return the parameters unchanged.
 
-    Other arguments of `fit` are not read.
-
     The hours are those of the steps: the second step's time a slot, times the mean slots of the
     steps whose rows were read.
+
+    Args:
+      evaluate, inputs: Arguments of `fit` that a dry run does not need.
     """
     mesh = config.make_mesh()
-    trainable, frozen = partition(params, config.frozen)
-    optimizer = make_optimizer(config, trainable, apart)
-    where = placed_on(mesh, params, sharding_of)
-    state, fixed = place_state(trainable, frozen, optimizer, where, mesh, config)
-    step = compiled_step(loss, optimizer, config, state)
+    state, frozen, step = set_up(config, params, loss, mesh, sharding_of, apart)
     timed = min(STEPS, config.steps)
     slots = seconds = compiling = 0.0
     parts: dict[str, int] = {}
     with closing(read_ahead(batches, range(timed), mesh)) as ready, on_mesh(mesh):
         for batch in ready:
             since = time.perf_counter()
-            program = step.lower(state, fixed, batch).compile()
+            program = step.lower(state, frozen, batch).compile()
             compiling += time.perf_counter() - since
             memory = program.memory_analysis()
             parts = {
-                "frozen": bytes_held(fixed),
+                "frozen": bytes_held(frozen),
                 "trained": bytes_held(state.params) + bytes_held(state.average),
                 "optimizer": bytes_held(state.opt_state),
                 "batch": bytes_held(batch),
                 "gradient and activations": memory.temp_size_in_bytes if memory else 0,
             }
-            state, metrics = program(state, fixed, batch)
+            state, metrics = program(state, frozen, batch)
             jax.block_until_ready(metrics)
             since = time.perf_counter()
-            state, metrics = program(state, fixed, batch)
+            state, metrics = program(state, frozen, batch)
             jax.block_until_ready(metrics)
             seconds += time.perf_counter() - since
             slots += getattr(batch, "tokens", np.zeros(1)).size

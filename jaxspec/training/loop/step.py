@@ -18,8 +18,9 @@ import optax
 from flax import struct
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from jaxspec.engine.memory import at_place
 from jaxspec.errors import InputError
 from jaxspec.models.layers import remat_layers
 from jaxspec.sharding import constrain, replicated
@@ -180,48 +181,52 @@ def in_dtype(tree: Any, dtype: Any) -> Any:
     )
 
 
-def placed_on(
-    mesh: Any, params: Params, sharding_of: ShardingOf | None
-) -> dict[str, NamedSharding]:
-    """Return the sharding of every path. Without `sharding_of` all are replicated."""
-    if sharding_of is not None:
-        return flatten(sharding_of(mesh))
-    return dict.fromkeys(flatten(params), replicated(mesh))
-
-
-def like_parameters(tree: Any, shardings: Mapping[str, NamedSharding], mesh: Any) -> Any:
-    """Return a state's shardings: entries by path follow their parameter, others are replicated."""
-
-    def place(path: Any, leaf: Any) -> NamedSharding:
-        return shardings.get(getattr(path[-1], "key", ""), replicated(mesh))
-
-    return jax.tree_util.tree_map_with_path(place, tree)
-
-
-def place_state(
-    trainable: Flat,
-    frozen: Flat,
-    optimizer: optax.GradientTransformation,
-    where: Mapping[str, NamedSharding],
-    mesh: Mesh,
+def set_up(
     config: TrainConfig,
-) -> tuple[TrainState, Flat]:
-    """Return (first state, frozen parameters) on the mesh, these in the configuration's dtype."""
+    params: Params,
+    loss: Loss,
+    mesh: Mesh | AbstractMesh,
+    sharding_of: ShardingOf | None = None,
+    apart: Sequence[str] = (),
+    abstract: bool = False,
+) -> tuple[TrainState, Flat, Any]:
+    """Return the first state and the frozen parameters on the mesh, and the step to compile.
 
-    def put(path: str, leaf: Any) -> jax.Array:
-        if isinstance(leaf, jax.Array) and (
-            leaf.sharding == where[path] or not leaf.is_fully_addressable
-        ):
-            return jax.device_put(leaf, where[path])
-        host = np.asarray(leaf)  # whole in every process
-        return jax.make_array_from_callback(host.shape, where[path], lambda index: host[index])
+    The frozen parameters have the configuration's dtype. The step maps (state, frozen, batch) to
+    (state, metrics). The state is donated, and its entries by path are sharded like their
+    parameter.
 
+    Args:
+      sharding_of: Returns the shardings of the parameters on a mesh; None replicates them.
+      apart: As in `make_optimizer`.
+      abstract: Return shapes with shardings; nothing is allocated.
+    """
+    trainable, frozen = partition(params, config.frozen)
+    optimizer, whole = make_optimizer(config, trainable, apart), replicated(mesh)
+    places = flatten(sharding_of(mesh)) if sharding_of else dict.fromkeys(flatten(params), whole)
     init = partial(init_state, optimizer=optimizer, averages=config.ema > 0)
-    shardings = like_parameters(jax.eval_shape(init, trainable), where, mesh)
-    state = jax.jit(init, out_shardings=shardings)(
-        {path: put(path, leaf) for path, leaf in trainable.items()}
+    shapes = jax.eval_shape(init, trainable)
+    placement = jax.tree_util.tree_map_with_path(
+        lambda path, _: places.get(getattr(path[-1], "key", ""), whole), shapes
     )
-    return state, {path: put(path, in_dtype(leaf, config.dtype)) for path, leaf in frozen.items()}
+    step = make_step(loss, optimizer, config)
+    step = jax.jit(step, donate_argnums=0, out_shardings=(placement, None))
+    cast = partial(in_dtype, dtype=config.dtype)
+    if abstract:
+        frozen = jax.eval_shape(cast, frozen)
+        frozen = at_place(frozen, {path: places[path] for path in frozen})
+        return at_place(shapes, placement), frozen, step
+    state = jax.jit(init, out_shardings=placement)(
+        {path: _put(leaf, places[path]) for path, leaf in trainable.items()}
+    )
+    return state, {path: _put(cast(leaf), places[path]) for path, leaf in frozen.items()}, step
+
+
+def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    if isinstance(leaf, jax.Array) and (leaf.sharding == sharding or not leaf.is_fully_addressable):
+        return jax.device_put(leaf, sharding)
+    host = np.asarray(leaf)  # whole in every process
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def on_host(tree: Any) -> Any:
@@ -274,7 +279,7 @@ def gradient(
 def make_step(
     loss: Loss, optimizer: optax.GradientTransformation, config: TrainConfig
 ) -> Callable[..., Any]:
-    """Return (state, frozen, batch) -> (state, metrics), to compile with the state donated."""
+    """Return (state, frozen, batch) -> (state, metrics)."""
 
     def step(state: TrainState, frozen: Flat, batch: Any) -> tuple[TrainState, dict[str, Array]]:
         grads, metrics = gradient(loss, config, state.params, frozen, batch)
@@ -288,12 +293,3 @@ def make_step(
         }
 
     return step
-
-
-def compiled_step(
-    loss: Loss, optimizer: optax.GradientTransformation, config: TrainConfig, state: TrainState
-) -> Any:
-    """Return the jitted `make_step` of a placed state, which is donated and keeps its shardings."""
-    placement = jax.tree.map(lambda leaf: leaf.sharding, state)
-    step = make_step(loss, optimizer, config)
-    return jax.jit(step, donate_argnums=0, out_shardings=(placement, None))

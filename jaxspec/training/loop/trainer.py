@@ -25,13 +25,12 @@ from jaxspec.training.loop.preemption import Preempted, Preemption
 from jaxspec.training.loop.signatures import claim, run_signature
 from jaxspec.training.loop.step import (
     ShardingOf,
-    compiled_step,
-    make_optimizer,
+    TrainState,
+    check_patterns,
     merge,
     on_host,
     partition,
-    place_state,
-    placed_on,
+    set_up,
 )
 from jaxspec.training.losses import Loss
 from jaxspec.typing import Params
@@ -78,11 +77,13 @@ def fit(
             f"the devices and the {config.batch // config.accumulate} samples at a time; for more, "
             "change mesh.data or the batch"
         )
-    trainable, frozen = partition(params, config.frozen)
-    optimizer = make_optimizer(config, trainable, apart)
+    check_patterns(config, params)
     saved = config.checkpoints.rstrip("/")
     locks = [directory / "train.lock", *([f"{saved}.lock"] if saved else [])]
     run = run_signature(config, dict(inputs or {}))
+
+    def result(state: TrainState) -> Params:
+        return merge(on_host(state.result), partition(params, config.frozen)[1])
 
     with ExitStack() as stack:
         # Set up: no other run here; the newest state; batches from its step on.
@@ -91,13 +92,12 @@ def fit(
             Checkpoints(saved or directory / "checkpoints", config.keep, run)
         )
         claim(directory, config, run, checkpoints.newest())
-        where = placed_on(mesh, params, sharding_of)
-        state, placed = place_state(trainable, frozen, optimizer, where, mesh, config)
+        state, frozen, compiled = set_up(config, params, loss, mesh, sharding_of, apart)
         state = checkpoints.restore(state)
         start = int(state.step)
         if start:
             _say(f"resuming {directory} at step {start} of {config.steps}")
-        step = MeasuredStep(config, compiled_step(loss, optimizer, config, state), placed, mesh)
+        step = MeasuredStep(config, compiled, frozen, mesh)
         preemption = stack.enter_context(Preemption())
         log = stack.enter_context(MetricsLog(directory, config, start))
         steps, quiet = config.steps, jax.process_index() > 0
@@ -107,18 +107,23 @@ def fit(
         profiled = config.profiled[max(start + 1 - config.profiled.start, 0) :]
         tracing = stack.enter_context(ExitStack())
 
+        def log_evaluation(done: int, state: TrainState) -> bool:
+            """Log the metrics of `evaluate` if they are due; return whether they were."""
+            if evaluate is None or not _due(config.evaluate_every, done, done == steps):
+                return False
+            with step.pause(done, "evaluate"):
+                log.write(done, evaluate(result(state)))
+            return True
+
         def leave(done: int) -> Preempted:
             bar.close()  # which ends its line
             _say(f"{directory}: ended by a signal; step {done} of {steps} is saved")
             return Preempted(preemption.number)
 
         missed = start > 0 and not log.evaluated  # a signal ended the run before the evaluation
-        if evaluate and missed and _due(config.evaluate_every, start, start == steps):
-            with step.pause(start, "evaluate"):
-                log.write(start, evaluate(merge(on_host(state.result), frozen)))
-            if preemption.reached():
-                raise leave(start)
-        for done in range(start + 1, config.steps + 1):
+        if missed and log_evaluation(start, state) and preemption.reached():
+            raise leave(start)
+        for done in range(start + 1, steps + 1):
             if done == profiled.start and profiled:
                 tracing.enter_context(jax.profiler.trace(str(directory / "profile")))
             since = time.perf_counter()
@@ -128,16 +133,15 @@ def fit(
             if done == profiled.stop - 1:
                 jax.block_until_ready(state)
                 tracing.close()
-            last, stops = done == config.steps, preemption.reached()
+            last, stops = done == steps, preemption.reached()
             if _due(config.log_every, done, last):
                 values = step.read(done)
                 log.write(done, values)
                 bar.set_postfix(
                     {k: f"{values[k]:.3f}" for k in ("loss", "accuracy") if k in values}
                 )
-            if evaluate and _due(config.evaluate_every, done, last) and (last or not stops):
-                with step.pause(done, "evaluate"):
-                    log.write(done, evaluate(merge(on_host(state.result), frozen)))
+            if last or not stops:
+                log_evaluation(done, state)
             stops = stops or preemption.reached()  # a signal in an evaluation
             if stops or _due(config.save_every, done, last):
                 with step.pause(done, "save"):
@@ -146,7 +150,7 @@ def fit(
             bar.update()
             if stops or (last and preemption.reached()):  # a signal in the last save
                 raise leave(done)
-    return merge(on_host(state.result), frozen)
+    return result(state)
 
 
 def _due(every: int, step: int, last: bool) -> bool:
