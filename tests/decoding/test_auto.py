@@ -352,6 +352,42 @@ def test_a_programs_first_run_is_no_measurement() -> None:
     assert [policy.cost(i, "1x64") for i in (0, 1)] == [MS[0], MS[1]]
 
 
+@pytest.mark.parametrize(("ms", "tokens"), [(60.0, [1, 2, 2]), (2.0, [1, 2, 10])])
+def test_plain_decoding_is_measured_twice_before_all_else(ms: float, tokens: list[int]) -> None:
+    """Plain decoding is measured twice before all else, for no more tokens than 20 ms need, so that
+    short answers gain too.
+    """
+    policy, zeros = Policy(PLANS), np.zeros(7, int)
+    choices = []
+    for count in tokens:
+        choices.append(choice := policy.choose([{}], "1x64", ""))
+        stats = DecodeStats(count, count, zeros, zeros, None)  # pyright: ignore
+        policy.observe(choice, count * ms, 0.0, [Gain({}, stats)])
+    assert [(choice.plan, choice.tokens) for choice in choices] == [(0, count) for count in tokens]
+    assert policy.choose([{}], "1x64", "").plan
+
+
+@pytest.mark.parametrize(
+    ("plan", "measured", "least"),
+    [
+        ("head 2", {}, 20.0),
+        ("head 2", {"lookup 7": 60.0}, 20.0),
+        ("head 2", {"head + lookup 5": 60.0}, 20.0),
+        ("lookup 7", {"head 2": 10.0}, 20.0),
+        ("head + lookup 5", {"head 2": 30.0}, 30.0),
+        ("head + lookup 5", {"head 2": 30.0, "lookup 7": 76.0}, 60.0),
+    ],
+)
+def test_a_plan_costs_no_less_than_its_sources_do(
+    plan: str, measured: dict[str, float], least: float
+) -> None:
+    """A plan that was never measured costs no less than plain decoding, nor than a measured plan
+    with some of its sources, in proportion to its length.
+    """
+    known = {0: 20.0} | {NAMES.index(name): ms for name, ms in measured.items()}
+    assert Policy(PLANS).least_cost(NAMES.index(plan), known) == pytest.approx(least)
+
+
 def test_a_run_whose_draft_first_read_what_others_wrote_says_nothing_of_its_blocks() -> None:
     """A run whose draft reads first counts only if it was cheaper than known. Lookup reads nothing."""
     plans = [SimpleNamespace(**vars(plan), foreseen=lambda *_: None) for plan in PLANS]
