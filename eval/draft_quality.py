@@ -98,10 +98,10 @@ def main(args: Sequence[str] | None = None) -> None:
             models[name] = load_model(path, config.dtype, config.tiles, target), view or "M"
         run.restore()
         if options.attributes:
-            how = replace(config.plain(), new_buckets=(32,), batch_size=32)
+            settings = replace(config.plain(), new_buckets=(32,), batch_size=32)
             for name, model in tqdm(models.items(), "attributes", unit="model"):
                 if not has(run.rows, model=name):
-                    shares = attribute_accuracy(answering(*model, how), options.attributes)
+                    shares = attribute_accuracy(answering(*model, settings), options.attributes)
                     run.add([{"model": name} | shares])
                 run.write(attributes_table(options.attributes, run.rows))
         else:

@@ -100,8 +100,8 @@ def main(args: Sequence[str] | None = None) -> None:
         run.restore()
         parts = measure_identity(config, models, options.gammas, options.batches, run.rows, full)
         if options.draws:
-            how = options.draws, options.tokens, max(options.batches)
-            sampled = measure_sampling(config, models, *how, before=run.rows)
+            sizes = options.draws, options.tokens, max(options.batches)
+            sampled = measure_sampling(config, models, *sizes, before=run.rows)
             parts = chain(parts, (([row], []) for row in sampled))
         run.collect(parts, lambda: tables(config, run.rows, options.full_weights))
 

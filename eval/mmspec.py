@@ -148,8 +148,9 @@ def converse(
                 prompts[i] = first_prompt(engine.encoder, samples[i])
             else:
                 prompts[i] = next_prompt(engine.encoder, prompts[i], answers[i], samples[i])
-        how = config.max_new_tokens, config.temperature
-        requests = [Request(prompts[i], *how, seed=nth_seed(config.seed, first + i)) for i in open_]
+        fields = config.max_new_tokens, config.temperature
+        seeds = {i: nth_seed(config.seed, first + i) for i in open_}
+        requests = [Request(prompts[i], *fields, seed=seeds[i]) for i in open_]
         with config.named(MMSPEC):
             answers = dict(zip(open_, engine.generate(requests), strict=True))
         for i, result in answers.items():

@@ -100,7 +100,7 @@ def teach(engine: Engine, config: EvalConfig, plain: Engine) -> None:
     prompts = (prompts_of(more, plain, part) for part in config.parts())
     sets = [requests_of(more, each, config.temperature) for each in prompts]
     starts = range(config.limit, 2 * config.limit, config.batch_size)
-    batches = [some for i in starts for each in sets if (some := each[i : i + config.batch_size])]
+    batches = [batch for i in starts for each in sets if (batch := each[i : i + config.batch_size])]
     engine.warmup([request for batch in batches for request in batch])
     with progress(len(batches), "other questions") as bar:
         for batch in batches:
@@ -124,9 +124,9 @@ def measured(
     """Return a record of each answer of each engine; the engines take turns at each batch."""
     records = []
     for turn, start in enumerate(range(0, len(requests), batch)):
-        some = requests[start : start + batch]
+        part = requests[start : start + batch]
         order = there_and_back(engines, turn)
-        answers = {name: engines[name].generate(some) for name in order}
+        answers = {name: engines[name].generate(part) for name in order}
         for name in engines:
             for i, (result, plain) in enumerate(zip(answers[name], answers[PLAIN], strict=True)):
                 fields = {

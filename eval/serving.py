@@ -141,8 +141,8 @@ def row(clients: int, seconds: float, timings: Sequence[Timing]) -> Record:
 
 def offline(engine: Engine, batch: int, requests: Sequence[Request]) -> Record:
     """Return the measurement of the engine, of no clients; first tokens are lone prefills'."""
-    for some in (requests, requests[:1], requests[1:2]):
-        engine.generate(some)  # compiles
+    for sample in (requests, requests[:1], requests[1:2]):
+        engine.generate(sample)  # compiles
     firsts = [engine.generate([request])[0].prefill_ms for request in requests]
     start = time.perf_counter()
     tokens = sum(len(result.tokens) for result in engine.generate(requests))

@@ -39,8 +39,8 @@ def main(
     file = folder / "table.md"
     if not file.is_file():
         raise InputError(f"{file}: no such file; give a folder of results")
-    written = {"latex": latex, "csv": as_csv}[format]
-    print("\n".join(map(written, parse_markdown(file.read_text(encoding="utf-8")))), end="")
+    writer = {"latex": latex, "csv": as_csv}[format]
+    print("\n".join(map(writer, parse_markdown(file.read_text(encoding="utf-8")))), end="")
 
 
 def latex(table: Table) -> str:

@@ -264,5 +264,5 @@ def _holds_checkpoint(path: Path) -> bool:
         raw = read_json(path / "config.json")
     except InputError:
         return False
-    described = raw.keys() & {"model_type", "architectures", "speculators_model_type"}
-    return bool(described) and any(file.suffix in _WEIGHTS for file in path.iterdir())
+    kinds = raw.keys() & {"model_type", "architectures", "speculators_model_type"}
+    return bool(kinds) and any(file.suffix in _WEIGHTS for file in path.iterdir())

@@ -115,10 +115,10 @@ def load(
         refuse(path, contents.problems)
     update = None if adapter is None else read_adapter(adapter, contents.config)
     config = contents.config if update is None else update.config
-    placed = None
+    placement = None
     if mesh is not None:
-        placed = shardings(config, abstract_params(config, weights=weights), mesh)
-    params = read_params(config, contents.tensors, dtype, placed, weights, update, path.name)
+        placement = shardings(config, abstract_params(config, weights=weights), mesh)
+    params = read_params(config, contents.tensors, dtype, placement, weights, update, path.name)
     shards = [shard for leaf in jax.tree.leaves(params) for shard in leaf.addressable_shards]
     devices = len({shard.device for shard in shards})
     nbytes = sum(shard.data.nbytes for shard in shards)

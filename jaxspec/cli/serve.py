@@ -187,12 +187,12 @@ def run(args: Serve) -> None:
         if sizes.images and not isinstance(target, LvlmConfig):
             raise InputError(f"--images: {sizes.images}, but the target is a text model; give 0")
 
-    how: dict[str, Any] = {
+    batching: dict[str, Any] = {
         "generation_config": models.generation_config,
         "prompt_buckets": tuple(sorted({*lengths, *PROMPT_BUCKETS})),
         "new_buckets": (sizes.max_new_tokens,),
     }
-    config = drafting.config(batch_size=sizes.batch_size, trace=drafts, **how)
+    config = drafting.config(batch_size=sizes.batch_size, trace=drafts, **batching)
     engine, reports = load_engine(models, drafting, config, check)
     models.encoder(engine)  # checks --thinking
     sees = engine.assembly.lead.images is not None
@@ -206,7 +206,7 @@ def run(args: Serve) -> None:
     metrics = Metrics(name)
     plain = None
     if listening.race:
-        config = EngineConfig(batch_size=sizes.batch_size, width=drafting.width, **how)
+        config = EngineConfig(batch_size=sizes.batch_size, width=drafting.width, **batching)
         plain = Engine(engine.target, config=config)
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     address = f"http://{host}:{listener.getsockname()[1]}"

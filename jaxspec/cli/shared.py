@@ -297,19 +297,19 @@ def answer(
         prompt = encoder.completion(question.prompt, question.pictures)
     else:
         prompt = encoder.prompt(question.prompt, question.pictures)
-    (read,) = engine.batcher.read([replace(request, prompt=prompt)])
-    memory = engine.memory_report(read)
+    (encoded,) = engine.batcher.read([replace(request, prompt=prompt)])
+    memory = engine.memory_report(encoded)
     for line in (*loaded, memory):
         say(line)
     idle = [name for name in SAMPLING if getattr(ask.sampling, name) != getattr(Drawing, name)]
-    if idle and read.temperature == 0:
+    if idle and encoded.temperature == 0:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         say(f"{options}: without effect at --temperature 0, which takes the likeliest token")
     progress("compiling and decoding")
     if not sys.stderr.isatty():
         say("compiling and decoding ...")
     streams = output.stream and not output.json and sys.stdout.isatty()
-    result = show(engine.stream(read)) if streams else engine.generate(read)
+    result = show(engine.stream(encoded)) if streams else engine.generate(encoded)
     pace = 1e3 * result.stats.emitted / result.decode_ms
     stats, summary = describe(result)
     compiled = f"{result.compile_ms / 1e3:.1f} s compiling"
@@ -319,12 +319,12 @@ def answer(
         "compile_ms": result.compile_ms,
         "prefill_ms": result.prefill_ms,
         "decode_tokens_per_second": pace,
-        "temperature": read.temperature,
+        "temperature": encoded.temperature,
         "dtype": str(jax.tree.leaves(engine.assembly.lead.params)[0].dtype),
         "target_weights": models.target_weights,
         "device": jax.devices()[0].device_kind,
         "batch": result.batch,
-        "seed": read.seed,
+        "seed": encoded.seed,
     }
     if output.json:
         names = "text", "reasoning", "tokens", "finish_reason", "stop_string"

@@ -130,17 +130,17 @@ def load_engine(
     path = locate(models.target, models.revision)
     check(directories.read_config(path))
 
-    how = {"dtype": models.computes_in, "tiles": models.tiles}
+    loading = {"dtype": models.computes_in, "tiles": models.tiles}
     progress(f"loading target {path}")
     target = LoadedModel.load(
-        path, **how, mesh=mesh, weights=models.target_weights, adapter=models.adapter
+        path, **loading, mesh=mesh, weights=models.target_weights, adapter=models.adapter
     )
     reports, loaded = [f"target: {target.report}"], []
     for name in drafts:
         progress(f"loading draft {name}")
         images_rule = drafting.draft_images if is_head(name) else None
         weights = drafting.draft_weights
-        draft = load_draft(name, target, **how, images=images_rule, weights=weights)
+        draft = load_draft(name, target, **loading, images=images_rule, weights=weights)
         loaded.append(draft)
         reports += [f"draft: {draft.report}"] if isinstance(draft, LoadedModel) else []
     captioner = None

@@ -188,14 +188,14 @@ def prepare(
       lost: Function that says where the samples went, for the error that no sample is left.
     """
     folder = data_folder(name, out)
-    written = 0
+    count = 0
 
     def counted() -> Iterator[Sample]:
-        nonlocal written
+        nonlocal count
         for sample in tqdm(samples, desc=name, total=total, unit="sample", delay=1, disable=None):
-            written += 1
+            count += 1
             yield sample
-        if not written:
+        if not count:
             raise InputError(f"data {name}: no sample is left; {lost()}")
 
     with sole(out / f"{name}.lock"):

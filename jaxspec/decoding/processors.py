@@ -149,10 +149,10 @@ def processed(
         penalty[:, None, None]
         for penalty in (processors.repetition, processors.presence, processors.frequency)
     )
-    written = occurrences > 0
+    occurs = occurrences > 0
     penalised = jnp.where(scores < 0, scores * repetition, scores / repetition)
-    scores = jnp.where(history.prompt.contains[:, None] | written, penalised, scores)
-    scores = scores - frequency * occurrences - presence * written
+    scores = jnp.where(history.prompt.contains[:, None] | occurs, penalised, scores)
+    scores = scores - frequency * occurrences - presence * occurs
     if processors.ngram is not None:
         assert text is not None
         repeated = _vocabulary_index(

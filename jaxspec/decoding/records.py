@@ -45,8 +45,8 @@ class LogProbs(struct.PyTreeNode):
         slots = count[:, None] + jnp.arange(logits.shape[1])
         rows = jnp.arange(len(count))[:, None]
         logs = jax.nn.log_softmax(logits.astype(jnp.float32))
-        written = jnp.take_along_axis(tokens, jnp.minimum(slots, tokens.shape[1] - 1), axis=1)
-        new = jnp.take_along_axis(logs, written[..., None], axis=-1)[..., 0]
+        emitted = jnp.take_along_axis(tokens, jnp.minimum(slots, tokens.shape[1] - 1), axis=1)
+        new = jnp.take_along_axis(logs, emitted[..., None], axis=-1)[..., 0]
         top, top_tokens = largest(logs, self.top.shape[-1]) if self.top.size else (0.0, 0)
         return LogProbs(
             new=self.new.at[rows, slots].set(new, mode="drop"),
@@ -110,14 +110,14 @@ class Trace(struct.PyTreeNode):
         slots = count[:, None] + places
         rows, inside = jnp.arange(count.shape[0])[:, None], slots[:, :-1]
         best = jnp.moveaxis(jnp.argmax(draft.view_probs, axis=-1), 0, -1)
-        written = jnp.take_along_axis(tokens, jnp.minimum(inside, tokens.shape[1] - 1), axis=1)
-        shares = accepting_shares(draft.view_probs, weights, written)
+        emitted = jnp.take_along_axis(tokens, jnp.minimum(inside, tokens.shape[1] - 1), axis=1)
+        shares = accepting_shares(draft.view_probs, weights, emitted)
         place = jnp.where(places < verdict.count[:, None], places, -1)
         drafted = jnp.pad(drafted, ((0, 0), (0, 1)))
         return Trace(
             place=self.place.at[rows, slots].set(place, mode="drop"),
             weights=self.weights.at[rows, slots].set(weights[:, None], mode="drop"),
-            agree=self.agree.at[rows, inside].set(best == written[..., None], mode="drop"),
+            agree=self.agree.at[rows, inside].set(best == emitted[..., None], mode="drop"),
             drafted=self.drafted.at[rows, slots].set(drafted, mode="drop"),
             shares=self.shares.at[rows, inside].set(shares, mode="drop"),
         )

@@ -58,14 +58,14 @@ def runs_torch(text: str) -> bool:
 
 def check_captioner(text: str) -> None:
     """Raise InputError if `text` names no captioner, or one that cannot run here; load none."""
-    kind, where, how = parse_captioner(text)
+    kind, source, question = parse_captioner(text)
     if kind == "jax":
-        directories.read_config(locate(where))
+        directories.read_config(locate(source))
     elif kind == "file":
         if not os.path.isfile(local_path(text.removeprefix("file:"))):
             raise InputError(f"captioner {text}: no such file; check the path")
     else:
-        _in_torch(kind, where, how).check()
+        _in_torch(kind, source, question).check()
 
 
 def load_captioner(
@@ -81,15 +81,15 @@ def load_captioner(
       dtype, share_tower_with: Options of a `jax:` captioner, see `LoadedModel.load`.
       directory: Directory that keeps captions; by default in jaxspec's cache.
     """
-    kind, where, how = parse_captioner(text)
+    kind, source, question = parse_captioner(text)
     if kind == "file":
         return CaptionFile(local_path(text.removeprefix("file:")))
     if kind == "jax":
-        path = locate(where)
+        path = locate(source)
         lvlm = LoadedModel.load(path, dtype, share_tower_with=share_tower_with)
-        model = LvlmCaptioner(lvlm, _fingerprint(path), how or QUESTION)
+        model = LvlmCaptioner(lvlm, _fingerprint(path), question or QUESTION)
     else:
-        model = _in_torch(kind, where, how)
+        model = _in_torch(kind, source, question)
     return CachedCaptions(model, directory or cache_directory() / "captions")
 
 
@@ -277,17 +277,17 @@ class TransformersCaptioner:
         return [Caption(text.strip(), ms) for text in texts]
 
 
-def _in_torch(kind: str, where: str, how: str) -> TransformersCaptioner:
+def _in_torch(kind: str, source: str, task: str) -> TransformersCaptioner:
     """Return a captioner that runs in torch."""
-    return TransformersCaptioner(kind, where, _task(how) if kind == "florence2" else None)
+    return TransformersCaptioner(kind, source, _task(task) if kind == "florence2" else None)
 
 
-def _task(how: str) -> str:
+def _task(task: str) -> str:
     """Return Florence-2's prompt for a task, by default its first; InputError if it has none."""
-    name = how or TASKS[0]
+    name = task or TASKS[0]
     name = name if name.endswith(TASKS[0]) else f"{name}_{TASKS[0]}"
     if name not in TASKS:
-        raise InputError(f"captioner florence2: task {how!r} is unknown; use {', '.join(TASKS)}")
+        raise InputError(f"captioner florence2: task {task!r} is unknown; use {', '.join(TASKS)}")
     return f"<{name}>"
 
 

@@ -136,15 +136,15 @@ class Engine:
     def _generate(self, requests: Sequence[Request | str]) -> list[Result]:
         """Decode a list of requests batch by batch; results keep the list's order."""
         refused: dict[int, str] | None = {} if self.batcher.config.keep_going else None
-        read = self.batcher.read(requests, refused)
+        encoded = self.batcher.read(requests, refused)
         results = {
             i: Result("", (), None, 0.0, 0.0, 0, error=error)
             for i, error in (refused or {}).items()
         }
         indices = [i for i in range(len(requests)) if i not in results]
-        for members in self.batcher.batches(read):
-            some = [read[i] for i in members]
-            *_, done = Batch(self.batcher, some).answers(some)
+        for members in self.batcher.batches(encoded):
+            part = [encoded[i] for i in members]
+            *_, done = Batch(self.batcher, part).answers(part)
             results.update(zip([indices[i] for i in members], done, strict=True))
         return [results[i] for i in range(len(requests))]
 
@@ -154,8 +154,8 @@ class Engine:
         Each text and reasoning extends the one before: an incomplete character, or a text that may
         become a stop string, is held back. Closing the iterator stops decoding.
         """
-        (read,) = self.batcher.read([request])
-        for (result,) in Batch(self.batcher, [read]).answers([read], STRIDE):
+        (encoded,) = self.batcher.read([request])
+        for (result,) in Batch(self.batcher, [encoded]).answers([encoded], STRIDE):
             yield result
 
     def live(self, examples: Sequence[Request | str], prefixes: int = 0) -> Batch:
@@ -167,8 +167,8 @@ class Engine:
         prefixes: Maximum bytes that it keeps of prompts, for others that begin alike.
         """
         rows = self.batcher.config.batch_size
-        read = self.batcher.read_examples(_listed(examples))
-        return Batch(self.batcher, read, rows, live=True, prefixes=prefixes)
+        encoded = self.batcher.read_examples(_listed(examples))
+        return Batch(self.batcher, encoded, rows, live=True, prefixes=prefixes)
 
     def samples(self, request: Request | str, count: int) -> list[Result]:
         """Draw several answers to one prompt, which is prefilled once.
@@ -178,10 +178,10 @@ class Engine:
         differently in a batch of another size.
         """
         check_counts(count=count)
-        (read,) = self.batcher.read([request])
-        if read.temperature == 0:
+        (encoded,) = self.batcher.read([request])
+        if encoded.temperature == 0:
             raise InputError("temperature: 0 makes all samples equal; give more than 0")
-        seeds = [replace(read, seed=nth_seed(read.seed, i)) for i in range(count)]
+        seeds = [replace(encoded, seed=nth_seed(encoded.seed, i)) for i in range(count)]
         rows = bucket(min(count, BATCH_BUCKETS[-1]), BATCH_BUCKETS, "batch")
         *_, results = Batch(self.batcher, seeds, rows, one_prompt=True).answers(seeds)
         return results
@@ -199,9 +199,9 @@ class Engine:
         if not 0 <= answer.min() <= answer.max() < vocabulary:
             raise InputError(f"tokens: {tokens!r:.60}; give ids from 0 to {vocabulary - 1}")
         request = request if isinstance(request, Request) else Request(request)
-        (read,) = self.batcher.read([replace(request, max_new_tokens=1)])
-        prompts, starts = self.batcher.scored(read, tokens)
-        held, count = self.batcher.held([read]), answer.shape[1]
+        (encoded,) = self.batcher.read([replace(request, max_new_tokens=1)])
+        prompts, starts = self.batcher.scored(encoded, tokens)
+        held, count = self.batcher.held([encoded]), answer.shape[1]
         padding = 2 ** (count - 1).bit_length() - count  # one program for each power of two
         answer = np.pad(answer.astype(np.int32), ((0, 0), (0, padding)))
         return np.asarray(timed(run_logprobs, held, prompts, answer, starts)[0])[:count]
@@ -212,20 +212,22 @@ class Engine:
 
     def prefill(self, requests: Sequence[Request | str]) -> DecodeState:
         """Prefill at most `batch_size` requests as one batch and return the state."""
-        read = self.batcher.read(_listed(requests))
-        together, rows = self.batcher.together(read), self.batcher.rows(len(read))
-        options = together.options(read, rows)
-        return self.batcher.prefill(together, read, options, together.sizes.new)[0]
+        encoded = self.batcher.read(_listed(requests))
+        together, rows = self.batcher.together(encoded), self.batcher.rows(len(encoded))
+        options = together.options(encoded, rows)
+        return self.batcher.prefill(together, encoded, options, together.sizes.new)[0]
 
     def warmup(self, requests: Request | str | Sequence[Request | str]) -> None:
         """Compile all programs that these requests need, with a progress bar on terminals."""
-        batcher, read = self.batcher, self.batcher.read(_listed(requests))
-        batches = [Batch(batcher, [read[i] for i in some]) for some in batcher.batches(read)]
-        alike = {(batch.together, batch.rows, batch.waits): batch for batch in batches}
-        count = sum(len(warmup_steps(batch)) for batch in alike.values())
+        batcher, encoded = self.batcher, self.batcher.read(_listed(requests))
+        batches = [
+            Batch(batcher, [encoded[i] for i in members]) for members in batcher.batches(encoded)
+        ]
+        distinct = {(batch.together, batch.rows, batch.waits): batch for batch in batches}
+        count = sum(len(warmup_steps(batch)) for batch in distinct.values())
         with tqdm(total=count, unit="program", desc="compiling", delay=1, disable=None) as bar:
-            while alike:
-                _, batch = alike.popitem()  # frees its state
+            while distinct:
+                _, batch = distinct.popitem()  # frees its state
                 for step in warmup_steps(batch):
                     step.run()
                     bar.update()

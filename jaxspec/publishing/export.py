@@ -164,17 +164,17 @@ def _export_head(
         name = (target.place or target.name) if engine else target.name
     head_options = ExportOptions(source, name, draft_vocabulary, engine)
     config, params = kind_of(config).exported(config, params, head_options)
-    written = config
+    exported = config
     if target is not None and engine != "speculators":  # others need not know a directory's path
-        written = replace(config, target_name=target.name)
+        exported = replace(config, target_name=target.name)
 
     def write_more(path: Path) -> None:
         name, served = model_name(destination), target and target.config
-        model_card.write_head_card(path, written, params, name, source, terms, served, engine)
+        model_card.write_head_card(path, exported, params, name, source, terms, served, engine)
 
     save_head(
         destination,
-        written,
+        exported,
         params,
         options.dtype,
         write_more=write_more,

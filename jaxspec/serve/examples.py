@@ -59,12 +59,12 @@ def examples(
         # A small image leaves room for more text, a large one has more tiles.
         for edge in sorted({SMALLEST, side}) if count else (side,):
             prompt = ask("Hi", [Image.new("RGB", (edge, edge))] * count)
-            (read,) = engine.batcher.read_examples([Request(prompt, 1, **limits)])
-            spare = [length - len(read.rows[0]) for length in lengths]
+            (example,) = engine.batcher.read_examples([Request(prompt, 1, **limits)])
+            spare = [length - len(example.rows[0]) for length in lengths]
             if max(spare) < 0:
                 raise InputError(
                     f"prompt buckets: {max(lengths)} tokens, and {count} images of {edge} pixels "
-                    f"take {len(read.rows[0])}; give a longer one, or fewer or smaller images"
+                    f"take {len(example.rows[0])}; give a longer one, or fewer or smaller images"
                 )
             for more in filter(lambda more: more >= 0, spare):
                 tokens = np.append(prompt.tokens, np.repeat(prompt.tokens[-1:], more))

@@ -87,11 +87,13 @@ def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], li
                 answers = [result.tokens for result in plain.generate(requests)]
             answered = list(zip(requests, answers, strict=True))
             for views in dict.fromkeys(row.views for row in mixing):
-                some = [row for row in mixing if row.views == views]
+                same_views = [row for row in mixing if row.views == views]
                 variant = Variant("views", views)
                 engine = models.engine(variant, config.engine(variant))
-                replays = map_over_processes(partial(_replayed, config, engine, some), answered)
-                for row, sums in zip(some, zip(*replays, strict=True), strict=True):
+                replays = map_over_processes(
+                    partial(_replayed, config, engine, same_views), answered
+                )
+                for row, sums in zip(same_views, zip(*replays, strict=True), strict=True):
                     rule = str(parse_weighting(row.weighting))
                     fields = where | {"row": row.name, "views": list(views)}
                     fields |= {"weighting": rule, "gamma": config.gamma}

@@ -22,12 +22,12 @@ def prompt_records(
     Args:
       part: Fields of each record, such as its set and turn.
     """
-    written = set()
+    recorded = set()
     for engine in engines:
         forms = engine.assembly.forms
         keys = [(form.name, form.view.name, form.model.config) for form in forms]
-        fresh = [i for i, key in enumerate(keys) if key not in written]
-        written |= set(keys)
+        fresh = [i for i, key in enumerate(keys) if key not in recorded]
+        recorded |= set(keys)
         for request in engine.batcher.read(requests) if fresh else ():
             for i in fresh:
                 reader, view, _ = keys[i]

@@ -81,9 +81,9 @@ class Lookup(Source):
         for *_, token, confidence in sorted(proposals):
             after[token] = after.get(token, 0.0) + remaining * confidence
             remaining *= 1 - confidence
-        written = self.frequency.total()
+        length = self.frequency.total()
         for token, number in self.frequency.items():
-            after[token] = after.get(token, 0.0) + COMMON * remaining * number / written
+            after[token] = after.get(token, 0.0) + COMMON * remaining * number / length
         total = sum(after.values())
         return {token: after[token] / total for token in sorted(after)}
 
@@ -252,12 +252,12 @@ def _passes(
     for source in sources:
         source.start(conversation, turn)
     prompt, answer = conversation.turns[turn].prompt, conversation.turns[turn].answer
-    at, read, passes = 1, len(prompt), 0
+    at, start, passes = 1, len(prompt), 0
     while at < len(answer):
         tokens = [*prompt, *answer[:at]]
         for source in sources:
-            source.read(tokens, read)
-        read, passes = len(tokens), passes + 1
+            source.read(tokens, start)
+        start, passes = len(tokens), passes + 1
         at += accepted(tokens, answer[at:]) + 1
     return passes
 

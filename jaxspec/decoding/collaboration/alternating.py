@@ -205,9 +205,9 @@ class Alternating(proposals.Collaboration):
 
         Inactive rows write nothing.
         """
-        placed = cache.replace(length=jnp.where(active, cache.length + ahead, cache.slots))
-        logits, written = self.members[model].model.extend(params["models"][model], tokens, placed)
-        return logits, written.replace(length=cache.length)
+        moved = cache.replace(length=jnp.where(active, cache.length + ahead, cache.slots))
+        logits, extended = self.members[model].model.extend(params["models"][model], tokens, moved)
+        return logits, extended.replace(length=cache.length)
 
 
 def _replaced(items: tuple[Any, ...], at: int, item: Any) -> tuple[Any, ...]:

@@ -68,13 +68,13 @@ class OneProposer(proposals.Collaboration):
             block = jnp.concatenate([last[:, None], drafted], axis=1)[:, :places]
             for m, member in enumerate(self.members):
                 if m == self.proposer:
-                    scores, written = jnp.moveaxis(draft_logits, 0, 1), cache
+                    scores, extended = jnp.moveaxis(draft_logits, 0, 1), cache
                 else:
-                    scores, written = member.model.extend(
+                    scores, extended = member.model.extend(
                         params["models"][m], block, state.target[m]
                     )
                 logits.append(scores)
-                caches.append(written.replace(length=state.target[m].length))
+                caches.append(extended.replace(length=state.target[m].length))
                 passes = places if m == self.proposer else 1
                 state = proposals.count_calls(state, m, passes * live, passes)
         with jax.named_scope("verify"):

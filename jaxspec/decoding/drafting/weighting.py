@@ -50,7 +50,7 @@ RANGES = {
 ALL = "all"  # text form of None
 Weights = Float[Array, "B R"]
 """Weights of each row's views."""
-Kept = TypeVar("Kept")  # state of a rule
+State = TypeVar("State")  # state of a rule
 
 
 def _mend(
@@ -82,7 +82,7 @@ def field_text(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Weighting(ABC, Generic[Kept]):
+class Weighting(ABC, Generic[State]):
     """Choose the weights of each row's next block. No row's weights depend on another row."""
 
     name: ClassVar[str]
@@ -109,11 +109,11 @@ class Weighting(ABC, Generic[Kept]):
         return weights
 
     @abstractmethod
-    def init(self, weights: Weights) -> Kept:
+    def init(self, weights: Weights) -> State:
         """Return the state before the first block, given the initial weights."""
 
     @abstractmethod
-    def weights(self, state: Kept, keys: Array) -> Weights:
+    def weights(self, state: State, keys: Array) -> Weights:
         """Return the next block's weights, on the simplex.
 
         keys: Each row's own keys [B], new for each block.
@@ -122,12 +122,12 @@ class Weighting(ABC, Generic[Kept]):
     @abstractmethod
     def observe(
         self,
-        state: Kept,
+        state: State,
         weights: Weights,
         p: Float[Array, "B J V"],
         view_probs: Float[Array, "R B J V"],
         valid: Bool[Array, "B J"],
-    ) -> Kept:
+    ) -> State:
         """Return the state after a verified block.
 
         Args:

@@ -110,8 +110,8 @@ class Text(struct.PyTreeNode):
     def frequencies(self, vocabulary: int) -> Float[Array, "B V"]:
         """Return each token's share of the text up to the newest token."""
         slots = jnp.arange(self.tokens.shape[1])
-        written = (slots <= self.length[:, None]) & (self.tokens != NO_TOKEN)
-        tokens = jnp.where(written, self.tokens, vocabulary)  # out of range, so it is dropped
+        holds_text = (slots <= self.length[:, None]) & (self.tokens != NO_TOKEN)
+        tokens = jnp.where(holds_text, self.tokens, vocabulary)  # out of range, so it is dropped
         rows = jnp.arange(len(tokens))[:, None]
         counts = jnp.zeros((len(tokens), vocabulary)).at[rows, tokens].add(1.0, mode="drop")
         return counts / counts.sum(-1, keepdims=True)

@@ -197,8 +197,8 @@ class Batch:
         """
         while waiting and (free := self.free):
             count = min(self.few, len(free)) if self.started else self.rows
-            some = {i: waiting[i] for i in islice(waiting, count)}
-            prompt, requests = None, [*some.values()]
+            joining = {i: waiting[i] for i in islice(waiting, count)}
+            prompt, requests = None, [*joining.values()]
             sizes = [*map(self.fit, requests)]
             if self.reader is not None:
                 wait = self.run_ms if self.busy else math.inf
@@ -206,15 +206,15 @@ class Batch:
                 if prompt is None:
                     return
             self.resize(requests)
-            rows = self.free[: len(some)]
+            rows = self.free[: len(joining)]
             if prompt is None:
                 start = self.prefill(requests, rows)
             else:
                 start = self.insert(prompt, requests, rows)
             self.prefill_ms += start.prefill_ms
-            self.busy |= dict(zip(rows, some))
-            self.written.begin(some, start, self.state.trace is not None)
-            for i in some:
+            self.busy |= dict(zip(rows, joining))
+            self.written.begin(joining, start, self.state.trace is not None)
+            for i in joining:
                 del waiting[i]
 
     def prefill(self, requests: Sequence[EncodedRequest], rows: Sequence[int]) -> Start:

@@ -94,15 +94,15 @@ class Batcher:
         if refused is None:
             encoded = encode(self.encoder, requests, self.defaults)
             return _alike(self._with_rows(encoded, self.captioner))
-        read = []
+        accepted = []
         for i, request in enumerate(requests):
             try:
                 encoded = encode(self.encoder, [request], self.defaults)
                 decoded_images(encoded)  # raises for one that cannot be read
-                read += self._with_rows(encoded, self.captioner)
+                accepted += self._with_rows(encoded, self.captioner)
             except InputError as error:
                 refused[i] = str(error)
-        return _alike(read)
+        return _alike(accepted)
 
     def read_examples(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
         """Return examples with empty captions, and with sizes that have room for longer ones.
@@ -110,10 +110,10 @@ class Batcher:
         A draft that reads captions gets as many slots as the target's prompt, with its images.
         """
         warn_once(self.note)
-        read = _alike(self._with_rows(encode(self.encoder, requests, self.defaults), None))
+        examples = _alike(self._with_rows(encode(self.encoder, requests, self.defaults), None))
         if not any(form.view.reads_captions for form in self.assembly.forms):
-            return read
-        return [replace(example, sizes=self._with_room(example.sizes)) for example in read]
+            return examples
+        return [replace(example, sizes=self._with_room(example.sizes)) for example in examples]
 
     def _with_rows(
         self, encoded: Sequence[EncodedRequest], captioner: Captioner | None
@@ -177,13 +177,13 @@ class Batcher:
         )
         return sizes._replace(sources=sources)
 
-    def batches(self, read: Sequence[EncodedRequest]) -> list[list[int]]:
+    def batches(self, requests: Sequence[EncodedRequest]) -> list[list[int]]:
         """Return the indices of the requests that share a batch, batch by batch.
 
         The draft does not count, so that answers at one width do not depend on it.
         """
         members = len(self.program.members)
-        return in_batches([request.sizes.of_members(members) for request in read], self.most)
+        return in_batches([request.sizes.of_members(members) for request in requests], self.most)
 
     def largest(self, requests: Sequence[EncodedRequest]) -> Sizes:
         """Return the bucket that holds all requests."""
@@ -322,9 +322,9 @@ class Batcher:
         return tuple(prompts), np.asarray([len(row) - 1 for row in rows], np.int32)
 
 
-def _alike(read: Sequence[EncodedRequest]) -> list[EncodedRequest]:
+def _alike(requests: Sequence[EncodedRequest]) -> list[EncodedRequest]:
     """Return the requests in one bucket for new tokens: batches do not depend on how long their
     answers may get.
     """
-    new = max((request.sizes.new for request in read), default=0)
-    return [replace(request, sizes=request.sizes._replace(new=new)) for request in read]
+    new = max((request.sizes.new for request in requests), default=0)
+    return [replace(request, sizes=request.sizes._replace(new=new)) for request in requests]

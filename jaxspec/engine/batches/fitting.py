@@ -44,10 +44,10 @@ def largest(sizes: Iterable[Sizes]) -> Sizes:
 
 def live_sizes(examples: Sequence[EncodedRequest]) -> list[Sizes]:
     """Return the sizes of the examples and, with images and without, their maxima, in order."""
-    alike: dict[tuple[bool, ...], list[Sizes]] = {}
+    by_towers: dict[tuple[bool, ...], list[Sizes]] = {}
     for example in examples:
-        alike.setdefault(towers_read(example.sizes), []).append(example.sizes)
-    return sorted({example.sizes for example in examples} | {*map(largest, alike.values())})
+        by_towers.setdefault(towers_read(example.sizes), []).append(example.sizes)
+    return sorted({example.sizes for example in examples} | {*map(largest, by_towers.values())})
 
 
 def live_forms(sizes: Sequence[Sizes], rooms: Sequence[int]) -> list[Sizes]:

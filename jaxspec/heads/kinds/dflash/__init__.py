@@ -172,7 +172,7 @@ class DFlashKind(Kind[DFlashConfig]):
         if server != "speculators":
             return raw, tensors
         layers = {*config.text_config.to_hf(), "layer_types"} - {"architectures"}
-        placed = {*layers, "architectures", "dflash_config", "target_layer_ids", "is_causal"}
+        elsewhere = {*layers, "architectures", "dflash_config", "target_layer_ids", "is_causal"}
         free = {} if config.causal else {"sliding_window_non_causal": True}
         inner = {name: raw[name] for name in raw if name in layers}
         if (window := config.text_config.sliding_window) is not None:
@@ -184,7 +184,7 @@ class DFlashKind(Kind[DFlashConfig]):
             "aux_hidden_state_layer_ids": list(config.target_layers),
             "mask_token_id": config.mask_token,
             "tie_word_embeddings": False,
-            **{name: raw[name] for name in raw if name not in placed},
+            **{name: raw[name] for name in raw if name not in elsewhere},
             **free,
             **files.speculators_entries(kind, config, architectures),
         }, tensors
