@@ -224,7 +224,7 @@ def _drop_zero_biases(layouts: Mapping[str, StoredLayout], stored: dict[str, Sto
 
 
 def _drop_shared_keys(config: ModelConfig, stored: dict[str, StoredTensor]) -> None:
-    """Drop what layers would make keys and values with that read those of other layers."""
+    """Drop the matrices for keys and values of layers that read another layer's."""
     first = text_config(config).cached_layers
     keys = re.compile(r"(?:language_model\.)?model\.layers\.(\d+)\.self_attn\.[kv]_(?:proj|norm)\.")
     for name in [*stored]:

@@ -143,5 +143,5 @@ class Gemma3TextConfig(GemmaConfig):
 
 
 def layer_kinds(layers: int, pattern: int = _PATTERN) -> tuple[str, ...]:
-    """Return the kinds of layers of which each `pattern`-th is full."""
+    """Return the kinds of layers: each `pattern`-th one is full, and the others slide."""
     return tuple(SLIDING if (i + 1) % pattern else FULL for i in range(layers))

@@ -58,7 +58,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 class Part:
-    """Read and write a part of config.json, of which a dataclass's fields are entries."""
+    """Read and write a part of config.json, whose entries are a dataclass's fields."""
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:

@@ -13,7 +13,7 @@ from jaxspec.errors import InputError
 
 @dataclass(frozen=True)
 class TextConfig(Part):
-    """Hold the fields of every decoder; the families below add those of their modules."""
+    """Hold the fields of every decoder; the families below add fields of their modules."""
 
     model_type: str
     vocab_size: int

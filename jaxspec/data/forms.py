@@ -106,7 +106,7 @@ def remarks(values: Values, sample: Sample) -> list[tuple[Remark, str]]:
 
 
 def _changes_learning(name: str, value: Any) -> bool:
-    """Return whether an entry says that something is not learned, or not as the rest."""
+    """Return whether an entry masks or weights something in learning, unlike the rest."""
     if not (match := _LEARNING.fullmatch(name)):
         return False
     usual = match["masked"] is None

@@ -237,7 +237,7 @@ def speculators_entries(
 
 
 def window_facts(text: RotaryConfig) -> dict[str, str]:
-    """Return what the card of a head with sliding layers says of them."""
+    """Return what a head's card says of its sliding layers."""
     if text.sliding_window is None:
         return {}
     layers = range(text.num_hidden_layers)

@@ -135,7 +135,7 @@ class Head(nn.Module):
     """Whether a block's tokens read the state before them, of a head that reads states."""
 
     def whole_block(self, count: int) -> np.ndarray:
-        """Return which tokens of a block of one pass each of them sees, bool [count, count]."""
+        """Return which tokens of a one-pass block each of its tokens sees, bool [count, count]."""
         return np.tri(count, dtype=bool) if self.causal else np.ones((count, count), bool)
 
     # what a block reads

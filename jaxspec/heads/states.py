@@ -74,7 +74,7 @@ class StateHeadConfig(HeadConfig):
 
 
 class StateHead(KeyedHead):
-    """Hold a head's parameters but those of its embedding and output matrix, and compute blocks."""
+    """Hold a head's parameters except its embedding and output matrix, and compute blocks."""
 
     config: StateHeadConfig
 

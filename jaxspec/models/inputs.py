@@ -112,7 +112,7 @@ class Pool:
         return count
 
     def matrix(self, tokens: int) -> np.ndarray:
-        """Return float32 [P', P] of averages; windows as those of PyTorch's adaptive pooling."""
+        """Return the averages as float32 [P', P], in the windows of PyTorch's adaptive pooling."""
         count = self.count(tokens)
         if self.kind == "avg1d":
             return _windows(tokens, count)

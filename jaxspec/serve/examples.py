@@ -22,7 +22,7 @@ SMALLEST = 28
 
 
 def scaled_pixels(engine: Engine, length: int, images: int) -> int | None:
-    """Return the pixels of an image at which `images` of them fill three quarters of a prompt.
+    """Return the pixels at which `images` images fill three quarters of a prompt.
 
     None for models that do not scale images to a number of pixels.
     """

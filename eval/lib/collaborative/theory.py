@@ -125,7 +125,7 @@ def theorem_3_1(alpha: float, gamma: int, c: float) -> float:
 
 
 def theorem_3_6(alpha: float, gamma_q: int, gamma_p: int, c: float) -> float:
-    """Return the paper's speed-up of alternation, of which it looks at one cycle.
+    """Return the paper's speed-up of alternation, which considers only one cycle.
 
     It takes one alpha for both models, and every cycle to cost what the first proposer's does.
     """
@@ -156,7 +156,7 @@ def parallel_speedup(costs: Sequence[float]) -> float:
 
 
 def formulas(assembly: Assembly, alphas: Sequence[float], costs: Sequence[float]) -> Record:
-    """Return the speed-ups that the paper's formulas give two models; None where it has none."""
+    """Return the speed-ups by the paper's formulas for two models; None without a formula."""
     program, combination = assembly.program, assembly.params["combination"]
     assert isinstance(program, Alternating | OneProposer)
     names = "speedup_theorem", "speedup_corollary_3_4", "speedup_corollary_3_5"

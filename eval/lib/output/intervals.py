@@ -104,7 +104,7 @@ def _answer(record: Record) -> tuple[str, str | None, str]:
 def _draw(
     line: Sequence[Record], sets: Sequence[str], fields: tuple[str, str]
 ) -> np.ndarray | None:
-    """Return the mean over sets of the answers themselves, then of each resampling of them.
+    """Return the mean over sets of the answers, then the mean of each resampling.
 
     The same samples of a set are drawn for each line and kind of second turn.
     """

@@ -152,7 +152,7 @@ def _config(raw: Mapping[str, Any], clip: Mapping[str, Any]) -> LlavaConfig:
 
 
 def _tensors(path: Path, tower: Path, config: LlavaConfig) -> dict[str, StoredTensor]:
-    """Return the model's unread tensors by the hub's names, those of the tower too."""
+    """Return the unread tensors of model and tower, by the hub's names."""
     problems: list[str] = []
     stored = in_hub_layout(list_directory(path, problems), _LAYOUT, problems)
     if not any(name.startswith("vision_tower.") for name in stored):

@@ -199,7 +199,7 @@ class Source(ABC, Generic[State, Scratch]):
         return None
 
     def shapes(self, dtype: Any) -> Params:
-        """Return its parameters as shapes; {} without any of its own."""
+        """Return the shapes of its parameters; {} if it has none."""
         return {}
 
     def places(self, params: Params, mesh: Any) -> Any:

@@ -79,7 +79,7 @@ class VisionTower(nn.Module):
     def __call__(
         self, patches: Float[Array, "B U P pixels"], window: Int[Array, "B U 6"]
     ) -> Float[Array, "B U P stacked"]:
-        """Return the last layer's features, and behind them those of the layers for DeepStack."""
+        """Return the last layer's features, followed by the features of DeepStack's layers."""
         rotary, image = window_contents(self.config, window)
         x = self.patch_embed(patches)
         x += self._positions(rotary, window[..., 4:]).astype(x.dtype)

@@ -23,7 +23,7 @@ FORMATS: dict[str, type[QuantisedMatrix]] = {
 def dequantised(
     tensors: Iterable[StoredTensor], quantisation: Quantisation, problems: list[str]
 ) -> list[StoredTensor]:
-    """Return the tensors, those of each quantised matrix as one; misfits go to `problems`."""
+    """Return the tensors, one for each quantised matrix; misfits go to `problems`."""
     kind = FORMATS[quantisation.method]
     modules: dict[str, dict[str, StoredTensor]] = {}
     out: list[StoredTensor] = []

@@ -303,8 +303,10 @@ def _qwen3_layers(
 
 
 def _is_causal(text: RotaryConfig, entries: Mapping[str, Any]) -> bool:
-    """Return whether sliding layers are causal in a block, as they are unless the file says
-    otherwise; InputError for full layers that would be."""
+    """Return whether sliding layers are causal in a block, by default true.
+
+    Raises InputError for causal full layers.
+    """
     stated = [entries.get(name) for name in ("is_causal", "causal")]
     full = text.sliding_window is None or FULL in text.layer_types
     if True in stated and full:
