@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +13,10 @@ import jax
 
 from jaxspec.errors import InputError
 from jaxspec.training.conversations import GROUP, ConversationBatches
+from jaxspec.training.loop.batches import made_ahead
 
-AHEAD = 4
-"""Batches that threads make ahead, after the one that is asked for."""
+THREADS = min(4, os.cpu_count() or 1)
+"""Threads that make batches; decoding an image releases Python's lock."""
 SURVEYED = 4 * GROUP
 """Maximum steps whose rows a survey reads."""
 SURE = 512
@@ -24,14 +24,15 @@ SURE = 512
 
 
 class CountedBatches:
-    """Make the batches of a stage, step by step, and count unlearned rows; closing it prints their
-    share.
+    """Make the batches of a stage, step after step, and count unlearned rows; closing it prints
+    their share.
 
     Raises InputError once more than the share `limit` of the rows teach nothing, by three standard
     deviations of what chance gathers.
 
     Args:
-      steps: Steps of the stage. Threads make the batches of the next `AHEAD` ones meanwhile.
+      steps: Steps of the stage. Threads make the batches of the next ones meanwhile. A resumed
+        stage begins at any step.
       make: Function of the step that makes the batches from these rows; None takes the rows.
     """
 
@@ -43,17 +44,14 @@ class CountedBatches:
         limit: float = 1.0,
     ) -> None:
         self._rows, self._steps, self._make, self._limit = rows, steps, make or rows, limit
-        # Decoding an image releases Python's lock.
-        self._pool = ThreadPoolExecutor(min(AHEAD, os.cpu_count() or 1))
-        self._ahead: dict[int, Future[tuple[Any, int]]] = {}
+        self._ready: Generator[tuple[Any, int], None, None] | None = None
         self._lost = self._read = 0
         self._refused = False
 
     def __call__(self, step: int) -> Any:
-        for later in range(step, min(step + 1 + AHEAD, self._steps)):
-            if later not in self._ahead:
-                self._ahead[later] = self._pool.submit(self._made, later)
-        batch, lost = self._ahead.pop(step).result()
+        if self._ready is None:
+            self._ready = made_ahead(self._counted, range(step, self._steps), THREADS)
+        batch, lost = next(self._ready)
         self._lost += lost
         self._read += self._rows.batch
         expected = self._limit * self._read
@@ -64,7 +62,7 @@ class CountedBatches:
             raise InputError(f"{self._report()}; {mend}")
         return batch
 
-    def _made(self, step: int) -> tuple[Any, int]:
+    def _counted(self, step: int) -> tuple[Any, int]:
         return self._make(step), self._rows.unlearned(step)
 
     def survey(self) -> tuple[float, str]:
@@ -89,7 +87,8 @@ class CountedBatches:
 
     def close(self) -> None:
         """Print how many rows taught nothing, and the mend."""
-        self._pool.shutdown(cancel_futures=True)
+        if self._ready is not None:
+            self._ready.close()
         if self._lost and not self._refused and not jax.process_index():
             print(self._report(), file=sys.stderr)
 

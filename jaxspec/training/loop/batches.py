@@ -1,4 +1,4 @@
-"""Feed batches to the devices: a thread makes them ahead.
+"""Feed batches to the devices: threads make them ahead of their steps.
 
 A batch is any pytree of arrays whose first axis is its rows.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -17,11 +17,12 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxspec.errors import InputError
 from jaxspec.sharding import MESH_AXES
 
+Made = TypeVar("Made")
 Batches = Callable[[int], Any]
 """Makes this process's rows of a step's batch; called from one thread, with one step after the
 other. All processes make arrays of the same shapes."""
 DEPTH = 4
-"""Batches on the mesh that are read ahead."""
+"""Maximum batches that threads make ahead, and that lie on the mesh ahead."""
 
 
 def own_rows(batches: Batches, mesh: Mesh) -> Batches:
@@ -30,23 +31,30 @@ def own_rows(batches: Batches, mesh: Mesh) -> Batches:
     return lambda step: jax.tree.map(lambda x: np.array_split(x, parts)[part], batches(step))
 
 
-def read_ahead(batches: Batches, steps: range, mesh: Mesh) -> Generator[Any, None, None]:
-    """Yield the batches of the steps on the mesh; a thread makes up to `DEPTH` of them ahead."""
-    rows = rows_sharding(mesh)
-
-    def place(step: int) -> Any:
-        batch = batches(step)
-        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), batch)
-
-    pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
+def made_ahead(
+    make: Callable[[int], Made], steps: range, threads: int = 1
+) -> Generator[Made, None, None]:
+    """Yield what a function makes for each step, in order; threads make up to `DEPTH` ahead."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="batches")
     try:
-        ahead = deque(pool.submit(place, step) for step in steps[:DEPTH])
+        ahead = deque(pool.submit(make, step) for step in steps[:DEPTH])
         for step in steps:
             yield ahead.popleft().result()
             if step + DEPTH in steps:
-                ahead.append(pool.submit(place, step + DEPTH))
+                ahead.append(pool.submit(make, step + DEPTH))
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def read_ahead(batches: Batches, steps: range, mesh: Mesh) -> Generator[Any, None, None]:
+    """Yield the batches of the steps on the mesh, which a thread puts there ahead."""
+    rows = rows_sharding(mesh)
+
+    def put(step: int) -> Any:
+        batch = batches(step)
+        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), batch)
+
+    return made_ahead(put, steps)
 
 
 def check_rows(batch: Any, most: int) -> None:

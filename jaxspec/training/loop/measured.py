@@ -30,7 +30,7 @@ class MeasuredStep:
     """
 
     def __init__(self, config: TrainConfig, step: Any, frozen: Flat, mesh: Mesh) -> None:
-        """Begin to time steps; `step` is a `compiled_step`."""
+        """Begin to time steps; `step` is that of `set_up`."""
         self._config, self._step, self._frozen, self._mesh = config, step, frozen, mesh
         self._schedule = make_schedule(config)
         self._metrics: dict[str, Array] = {}
