@@ -10,9 +10,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from jaxspec.config import (
     with_text,
 )
 from jaxspec.data.prepared import mixture
+from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError, located
 from jaxspec.loading.models import LoadedModel
 from jaxspec.loading.pairs import check_tokens
@@ -45,7 +47,7 @@ from jaxspec.sharding import replicated, shardings
 from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.loop.signatures import model_signature
 from jaxspec.training.loop.step import check_patterns
-from jaxspec.training.loop.trainer import fit
+from jaxspec.training.loop.trainer import Evaluate, fit
 from jaxspec.training.objectives import (
     TEACHER,
     Distillation,
@@ -58,7 +60,6 @@ from jaxspec.training.reading import CountedBatches
 from jaxspec.training.recipes import (
     DataSets,
     Run,
-    Stage,
     StagedRecipe,
     draft_words,
     open_sources,
@@ -106,6 +107,39 @@ def train_draft(
     Raises InputError for models and data that do not fit, and what `fit` raises.
     """
     sources = open_sources(recipe, data)
+    target, draft = _loaded(recipe, sources)
+    view, teacher = parse_view(recipe.view), target if recipe.distillation else None
+    reader = teacher and replace(teacher, params={})
+    stages = [
+        (stage, *stage_data(recipe, stage, sources, target, draft, view=view, teacher=reader))
+        for stage in recipe.stages
+    ]
+    for stage in recipe.stages[1:]:  # before the first is trained for hours
+        check_patterns(stage.train, draft.params)
+    deciding = _deciding_inputs(recipe, draft)
+    teaching = teacher and teacher.model
+    loss = tuning_loss(draft.model, view, teaching, recipe.distillation, recipe.lora)
+    for stage, batches, inputs in stages:
+        train, params = stage.train, draft.params
+        if teacher is not None:
+            params = {**params, TEACHER: teacher_params(teacher, draft, view, train.frozen)}
+            train = replace(train, frozen=(*train.frozen, TEACHER))
+        evaluate = None
+        if recipe.held_out and train.evaluate_every:
+            evaluate = _simulation(recipe, draft, batches, sources[recipe.held_out])
+        more: dict[str, Any] = {
+            "sharding_of": partial(_placement, draft.config, target.config, params),
+            "evaluate": evaluate,
+            "inputs": inputs | deciding,
+        }
+        with closing(CountedBatches(batches, train.steps, limit=recipe.unlearned)) as counted:
+            params = run(train, params, loss, counted, directory / stage.name, **more)
+        draft = replace(draft, params=without_teacher(params))
+    return draft
+
+
+def _loaded(recipe: Recipe, sources: Mapping[str, Any]) -> tuple[LoadedModel, LoadedModel]:
+    """Return (target, draft) on the host; the target has no weights if it does not teach."""
     try:
         (host, *_) = jax.local_devices(backend="cpu")
     except RuntimeError:
@@ -127,13 +161,7 @@ def train_draft(
             key = jax.random.key(recipe.stages[0].train.seed)
             pairs = init_lora(recipe.lora, draft.params, key)
             draft = replace(draft, params={**draft.params, LORA: pairs})
-    for stage in recipe.stages[1:]:  # before the first is trained for hours
-        _stage_data(recipe, stage, target, draft, sources)
-        check_patterns(stage.train, draft.params)
-    for stage in recipe.stages:
-        params = _train_stage(recipe, stage, target, draft, sources, directory / stage.name, run)
-        draft = replace(draft, params=params)
-    return draft
+    return target, draft
 
 
 def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
@@ -255,35 +283,11 @@ def _target_signature(recipe: Recipe) -> str:
     return model_signature(recipe.target, tower_files(recipe.target) if reads else ())
 
 
-def _stage_data(
-    recipe: Recipe,
-    stage: Stage,
-    target: LoadedModel,
-    draft: LoadedModel,
-    sources: Mapping[str, Any],
-) -> tuple[ConversationBatches, dict[str, Any]]:
-    """Return what `stage_data` does, with the draft's view and the teacher, if there is one."""
-    reader = replace(target, params={}) if recipe.distillation else None
-    view = parse_view(recipe.view)
-    return stage_data(recipe, stage, sources, target, draft, view=view, teacher=reader)
-
-
-def _train_stage(
-    recipe: Recipe,
-    stage: Stage,
-    target: LoadedModel,
-    draft: LoadedModel,
-    sources: Mapping[str, Any],
-    directory: Path,
-    run: Run,
-) -> Params:
-    """Run a stage of a draft from where the last one ended; return the trained parameters."""
-    view = parse_view(recipe.view)
-    teacher = target if recipe.distillation else None
-    batches, inputs = _stage_data(recipe, stage, target, draft, sources)
-    inputs |= _start_signature(recipe) | {
+def _deciding_inputs(recipe: Recipe, draft: LoadedModel) -> dict[str, Any]:
+    """Return what decides a draft's result, except the data."""
+    inputs = _start_signature(recipe) | {
         "target": _target_signature(recipe),
-        "sees": view.reads_images,
+        "sees": parse_view(recipe.view).reads_images,
         "view": recipe.view,
         "distillation": recipe.distillation and asdict(recipe.distillation),
     }
@@ -291,29 +295,26 @@ def _train_stage(
         inputs["draft_vocabulary"] = list(vocabulary)
     if recipe.lora:
         inputs["lora"] = asdict(recipe.lora)
-    params, train = draft.params, stage.train
-    if teacher is not None:
-        params = {**params, TEACHER: teacher_params(teacher, draft, view, train.frozen)}
-        train = replace(train, frozen=(*train.frozen, TEACHER))
+    return inputs
 
-    def sharding_of(mesh: Any) -> Params:
-        plain = {name: part for name, part in draft.params.items() if name != LORA}
-        placement = shardings(draft.config, plain, mesh)
-        if recipe.lora:
-            placement |= {LORA: jax.tree.map(lambda _: replicated(mesh), draft.params[LORA])}
-        if teacher:
-            placement |= {TEACHER: shardings(teacher.config, params[TEACHER], mesh)}
-        return placement
 
-    evaluate = None
-    if recipe.held_out and train.evaluate_every:
-        samples = mixture([(sources[recipe.held_out], 1.0)], 0)
-        alone = replace(batches, teacher=None, process=(0, 1), packing=False)
-        held_out = replace(alone, samples=samples, batch=8, plain=False)
-        held_out_batches = [held_out(step) for step in range(HELD_OUT)]
-        evaluate = simulated(draft.model, held_out_batches, view, recipe.lora)
-    teaching = teacher and teacher.model
-    loss = tuning_loss(draft.model, view, teaching, recipe.distillation, recipe.lora)
-    more: dict[str, Any] = {"sharding_of": sharding_of, "evaluate": evaluate, "inputs": inputs}
-    with closing(CountedBatches(batches, train.steps, limit=recipe.unlearned)) as counted:
-        return without_teacher(run(train, params, loss, counted, directory, **more))
+def _placement(draft: ModelConfig, teacher: ModelConfig, params: Params, mesh: Any) -> Params:
+    """Return the shardings of a draft, of its low-rank updates and of its teacher."""
+    own = dict(params)
+    pairs, taught = own.pop(LORA, None), own.pop(TEACHER, None)
+    placement = shardings(draft, own, mesh)
+    if pairs is not None:
+        placement |= {LORA: jax.tree.map(lambda _: replicated(mesh), pairs)}
+    if taught is not None:
+        placement |= {TEACHER: shardings(teacher, taught, mesh)}
+    return placement
+
+
+def _simulation(
+    recipe: Recipe, draft: LoadedModel, batches: ConversationBatches, samples: Sequence[Sample]
+) -> Evaluate:
+    """Return the evaluation of a draft on the answers of held-out samples."""
+    alone = replace(batches, teacher=None, process=(0, 1), packing=False, plain=False, batch=8)
+    answered = replace(alone, samples=mixture([(samples, 1.0)], 0))
+    held_out = [answered(step) for step in range(HELD_OUT)]
+    return simulated(draft.model, held_out, batches.view, recipe.lora)
