@@ -50,7 +50,7 @@ from jaxspec.models.language_model import LanguageModel
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.head_batches import Anchoring, Blocks, HeadBatch
-from jaxspec.training.head_recipe import make_loss
+from jaxspec.training.head_loss import make_loss
 from jaxspec.training.loop.step import init_state, make_optimizer, make_step, partition
 
 

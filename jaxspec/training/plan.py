@@ -24,7 +24,8 @@ from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch, TeacherRows
 from jaxspec.training.head_batches import Anchoring, Blocks, HeadBatch
-from jaxspec.training.head_recipe import ALONE, make_loss
+from jaxspec.training.head_loss import make_loss
+from jaxspec.training.head_recipe import ALONE
 from jaxspec.training.loop.batches import rows_sharding
 from jaxspec.training.loop.measured import model_flops
 from jaxspec.training.loop.step import Flat, TrainState, set_up

@@ -23,7 +23,7 @@ from jaxspec.sharding import make_mesh, on_mesh
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.head_batches import Anchoring, Blocks, HeadBatch, HeadBatches, draw_anchors
-from jaxspec.training.head_recipe import make_loss
+from jaxspec.training.head_loss import make_loss
 from jaxspec.training.loop.batches import rows_sharding
 from jaxspec.training.loop.step import gradient, partition
 from jaxspec.training.losses import BlockLoss, Divergence

@@ -18,7 +18,7 @@ from jaxspec.models.families import text_params
 from jaxspec.prompts.views import parse_view
 from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.head_batches import Anchoring, HeadBatches
-from jaxspec.training.head_recipe import make_loss
+from jaxspec.training.head_loss import make_loss
 from jaxspec.training.objectives import Distillation, tuning_loss
 from tests import tiny
 from tests.tiny import Talk

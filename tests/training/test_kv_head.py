@@ -32,7 +32,7 @@ from jaxspec.models.language_model import LanguageModel
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch
 from jaxspec.training.head_batches import Anchoring, HeadBatches, KeptReadings, draw_anchors
-from jaxspec.training.head_recipe import make_loss, read_target
+from jaxspec.training.head_loss import make_loss, read_target
 from jaxspec.training.loop.dry import dry_run
 from jaxspec.training.losses import BlockLoss, block_loss, count_places, draft_loss, metrics_of
 from jaxspec.training.recipes import stage_data

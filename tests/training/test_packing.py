@@ -24,7 +24,8 @@ from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches
 from jaxspec.training.draft_recipe import Recipe
 from jaxspec.training.head_batches import Anchoring, HeadBatches
-from jaxspec.training.head_recipe import HeadRecipe, make_loss
+from jaxspec.training.head_loss import make_loss
+from jaxspec.training.head_recipe import HeadRecipe
 from jaxspec.training.loop.step import gradient, partition
 from jaxspec.training.losses import Loss
 from jaxspec.training.objectives import Distillation, tuning_loss
