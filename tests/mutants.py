@@ -1,5 +1,5 @@
-"""Break one promise after another by a change of `mutants.txt`, and see that a test of the fast tier
-notices.
+"""Break one promise after another by a change of `mutants.txt`, and see that a test of the fast
+tier notices.
 
 python -m tests.mutants              # all, in copies of the tree
 python -m tests.mutants residual     # those whose names hold one of these texts

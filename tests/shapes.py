@@ -57,7 +57,7 @@ def _arrays(hint: Any) -> list[Any]:
 
 
 def _jax_calls() -> bool:
-    """Return whether JAX rebuilds the dataclass, of leaves that it mapped, abstracted or left out."""
+    """Return whether JAX rebuilds the dataclass of leaves that it mapped or left out."""
     frame = sys._getframe()
     while frame.f_globals["__name__"] in (__name__, "jaxtyping._decorator"):
         assert frame.f_back

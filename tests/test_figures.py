@@ -52,7 +52,8 @@ OTHERS = (
 )  # sizes, versions, worked examples and what the papers print
 PAGES = [page for page in conftest.PAGES if page_name(page) not in OTHERS]
 FIGURE = re.compile(
-    r"(?<![\w.-])(?<!Python )(?<!jax )(?<!transformers )(?<!` )(?<!arXiv )(?<!§)(?<!Corollary )\d+\.\d+(?![\w.]*\d|-)"
+    r"(?<![\w.-])(?<!Python )(?<!jax )(?<!transformers )(?<!` )(?<!arXiv )(?<!§)(?<!Corollary )"
+    r"\d+\.\d+(?![\w.]*\d|-)"
 )
 COMMENT = re.compile(r"<!-- (derived|cited): (.*?) -->")
 CLAIM = re.compile(r"<!-- claim: (.*?) -->")
@@ -72,7 +73,7 @@ SIGNS: dict[type, Any] = {
 
 @cache
 def measured(folder: str) -> frozenset[float]:
-    """Return the numbers of a folder's tables, and the speed-ups of its rows: of decoding, of calls."""
+    """Return the numbers of a folder's tables, and its rows' speed-ups of decoding and calls."""
     place = RESULTS / folder
     text = "\n".join(
         path.read_text(encoding="utf-8")
@@ -494,7 +495,7 @@ def test_the_papers_words_name_fields_of_results() -> None:
 
 
 def test_tables_of_speed_have_decoding_and_whole_calls() -> None:
-    """Tables of all results that timed whole calls have them as means over sets; older ones lack them."""
+    """Tables of results that timed whole calls have them as means over sets; old ones lack them."""
     timed = 0
     for path in sorted(RESULTS.glob("*/results.json")):
         name = path.parent.name

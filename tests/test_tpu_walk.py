@@ -22,7 +22,10 @@ CLOUD = r"""
 set -u
 export FAIL AT TPU=mine ZONE=here BUCKET=gs://bucket
 git() { :; }
-sleep() { [ -e slice ] && [ ! -e session ] && echo idle >> calls; echo sleep >> calls; [ $(wc -l < calls) -lt 400 ]; }
+sleep() {
+    [ -e slice ] && [ ! -e session ] && echo idle >> calls
+    echo sleep >> calls; [ $(wc -l < calls) -lt 400 ]
+}
 gcloud() {
     echo "$*" | tr '\n' ' ' >> calls; echo >> calls
     n=$(grep -c '^compute' calls)
@@ -36,7 +39,8 @@ gcloud() {
     esac
     case "$*" in
         *"tpu-vm create"*) [ -e slice ] && return 1; echo READY > slice ;;
-        *"queued-resources create"*--runtime-version*) [ -e slice ] && return 1; echo WAITING_FOR_RESOURCES > slice ;;
+        *"queued-resources create"*--runtime-version*)
+            [ -e slice ] && return 1; echo WAITING_FOR_RESOURCES > slice ;;
         *" delete "*) [ -e slice ] || return 1; rm -f slice session ended ;;
         *"queued-resources list"*)
             [ ! -e slice ] || echo "mine $(sed s/READY/ACTIVE/ slice)"
@@ -45,7 +49,8 @@ gcloud() {
         *new-session*) [ -e session ] || { touch session; rm -f ended; echo trained >> calls; } ;;
         *kill-session*) rm -f session ended ;;
         *train.exit*)
-            if [ -e session ] && [ $(tail -n 4 calls | grep -c sleep) -ge 2 ]; then    # it ends at the second look
+            if [ -e session ] && [ $(tail -n 4 calls | grep -c sleep) -ge 2 ]; then
+                # It ends at the second look.
                 rm session; sed -n 1p codes > ended; sed -i 1d codes
             fi
             if [ -e session ]; then echo running; else cat ended 2> /dev/null || return 1; fi ;;
@@ -173,11 +178,13 @@ case $(basename "$0") in
             archive) tar -cf jaxspec.tar keys.env ;;
         esac ;;
     tmux) case $1 in new-session) sh -c "${@: -1}" ;; has-session) exit 1 ;; esac ;;
-    python3.12) mkdir -p .venv/bin && for name in python pip jaxspec; do cp "$0" .venv/bin/$name; done ;;
+    python3.12)
+        mkdir -p .venv/bin && for name in python pip jaxspec; do cp "$0" .venv/bin/$name; done ;;
     python)
         printf '%s
 ' "$@" > ~/words; env > ~/environment
-        mkdir -p runs/train/llava15_68m/tune && echo {} > runs/train/llava15_68m/tune/metrics.jsonl ;;
+        tune=runs/train/llava15_68m/tune
+        mkdir -p $tune && echo {} > $tune/metrics.jsonl ;;
     jaxspec) mkdir my-draft ;;
 esac
 """

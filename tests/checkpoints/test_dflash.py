@@ -315,7 +315,8 @@ SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_
         ("speculators", SLIDING | {"sliding_window": 512}, 513, True),
         ("speculators", SLIDING | {"sliding_window": 32768}, 32769, True),
         ("speculators", SLIDING | {"sliding_window": 9, "use_sliding_window": None}, 10, True),
-        ("speculators", SLIDING | {"sliding_window": 9, "sliding_window_non_causal": True}, 10, False),
+        ("speculators", SLIDING | {"sliding_window": 9, "sliding_window_non_causal": True},
+         10, False),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("nested", [False, True])

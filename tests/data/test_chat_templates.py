@@ -20,8 +20,10 @@ from tests import tiny
 from tests.hub.configs import GEMMA4
 
 CHATML = (
-    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}"
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}"
+    "{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content']"
+    " + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 LLAMA2 = (
@@ -31,13 +33,17 @@ LLAMA2 = (
     "{{ ' ' + m['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 LLAMA3 = (
-    "{% for m in messages %}{% set content = '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n'"
-    " + m['content'] | trim + '<|eot_id|>' %}{{ bos_token + content if loop.first else content }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+    "{% for m in messages %}{% set content = '<|start_header_id|>' + m['role'] + "
+    "'<|end_header_id|>\\n\\n' + m['content'] | trim + '<|eot_id|>' %}"
+    "{{ bos_token + content if loop.first else content }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}"
+    "{% endif %}"
 )
 PARTS = (
     "{% for m in messages %}{{ m['role'].upper() + ': ' }}"
-    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ part['text'] + ' ' }}{% endfor %}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
 
@@ -47,7 +53,8 @@ FORMATS: dict[str, tuple[str, str, str, str, str]] = {
     "ChatML": (
         CHATML,
         "<|im_end|>",
-        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n"
+        "<|im_start|>assistant\n",
         "\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
         "<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
     ),
@@ -63,7 +70,8 @@ FORMATS: dict[str, tuple[str, str, str, str, str]] = {
         "<|eot_id|>",
         "<s><|start_header_id|>user<|end_header_id|>\n\nWho?<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        "<|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
         "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
     ),
@@ -222,7 +230,10 @@ def test_only_vicunas_family_is_asked_in_vicunas_form(decoder, mark, form):
 
 def test_contents_are_not_printed_as_python_does():
     """A template that prints contents as they are gets text, whatever else it writes."""
-    template = "You may see <image>. {% for m in messages %}{{ m['role'] + ': ' }}{{ m['content'] }}{% endfor %}"
+    template = (
+        "You may see <image>. {% for m in messages %}"
+        "{{ m['role'] + ': ' }}{{ m['content'] }}{% endfor %}"
+    )
     encoder = PromptEncoder(tokenizer(template), tiny.SPECIAL.index("<image>"))
     assert (
         encoder.opening([user_message("Who?", [None])])

@@ -54,7 +54,8 @@ def read(values: dict[str, Any], folder: Path | None = None) -> Any:
     ("values", "turns"),
     [
         (
-            {"conversations": said(("<image>\nWhat?", "A cup."), ("More", "Red.")), "image": "1.png"},
+            {"conversations": said(("<image>\nWhat?", "A cup."), ("More", "Red.")),
+             "image": "1.png"},
             (("<image>\nWhat?", "A cup."), ("More", "Red.")),
         ),
         (
@@ -62,26 +63,33 @@ def read(values: dict[str, Any], folder: Path | None = None) -> Any:
             (("<image>\n<image>\nBoth?", "Yes."),),
         ),
         (
-            {"conversations": said(("First", "One."), ("And <image>?", "Two.")), "images": ["2.png"]},
+            {"conversations": said(("First", "One."), ("And <image>?", "Two.")),
+             "images": ["2.png"]},
             (("First", "One."), ("And <image>?", "Two.")),
         ),
-        ({"conversations": said(("<video>Who?", "A dog.")), "video": "clip"}, (("<image>" * 3 + "Who?", "A dog."),)),
-        ({"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+        ({"conversations": said(("<video>Who?", "A dog.")), "video": "clip"},
+         (("<image>" * 3 + "Who?", "A dog."),)),
+        ({"messages": [{"role": "system", "content": "Be brief."},
+                       {"role": "user", "content": "Hi"},
                        {"role": "assistant", "content": "Ho"}]}, (("Hi", "Ho"),)),
         ({"conversations": [{"from": "gpt", "value": "Welcome"}, *said(("Hi", "Ho")),
                             {"from": "human", "value": "cut"}]}, (("Hi", "Ho"),)),
-        ({"messages": [{"role": "user", "content": "<image>Hi"}, {"role": "assistant", "content": "Ho"},
-                       {"role": "user", "content": "cut <image>"}], "images": ["1.png", "2.png"]}, (("<image>Hi", "Ho"),)),
+        ({"messages": [{"role": "user", "content": "<image>Hi"},
+                       {"role": "assistant", "content": "Ho"},
+                       {"role": "user", "content": "cut <image>"}],
+          "images": ["1.png", "2.png"]}, (("<image>Hi", "Ho"),)),
         ({"question": "1+1?", "answer": "2"}, (("1+1?", "2"),)),
         ({"instruction": "Add", "output": "Done"}, (("Add", "Done"),)),
         ({"instruction": "Translate.", "input": "The house.", "output": "La maison."},
          (("Translate.\nThe house.", "La maison."),)),
-        ({"instruction": "Name three.", "input": "", "output": "A, B, C"}, (("Name three.", "A, B, C"),)),
+        ({"instruction": "Name three.", "input": "", "output": "A, B, C"},
+         (("Name three.", "A, B, C"),)),
         ({"input": "1+1?", "output": "2"}, (("1+1?", "2"),)),
-        ({"instruction": "Who?", "context": "Ann slept.", "response": "Ann"}, (("Who?\nAnn slept.", "Ann"),)),
+        ({"instruction": "Who?", "context": "Ann slept.", "response": "Ann"},
+         (("Who?\nAnn slept.", "Ann"),)),
         ({"system_prompt": "Be brief.", "question": "Hi", "response": "Ho"}, (("Hi", "Ho"),)),
-        ({"instruction": "And?", "output": "Two", "system": "Be brief.", "history": [["First?", "One"]]},
-         (("First?", "One"), ("And?", "Two"))),
+        ({"instruction": "And?", "output": "Two", "system": "Be brief.",
+          "history": [["First?", "One"]]}, (("First?", "One"), ("And?", "Two"))),
         ({"conversations": said(("Hi", "Ho")), "system": "Be brief."}, (("Hi", "Ho"),)),
         ({"text": "Once upon a time."}, (("", "Once upon a time."),)),
         ({"text": "\n<human>: 1+1?\n<bot>: 2\n<human>: Why?\n<bot>: So <bot>: it is."},
@@ -89,7 +97,8 @@ def read(values: dict[str, Any], folder: Path | None = None) -> Any:
         ({"prompt": {"role": "prompter", "text": "Hi", "replies": [
             {"role": "assistant", "text": "Bad", "rank": 1, "replies": []},
             {"role": "assistant", "text": "Ho", "rank": 0, "replies": [
-                {"role": "prompter", "text": "So?", "rank": None, "replies": []}]}]}}, (("Hi", "Ho"),)),
+                {"role": "prompter", "text": "So?", "rank": None, "replies": []}]}]}},
+         (("Hi", "Ho"),)),
     ],
 )  # fmt: skip
 def test_rows(values: dict[str, Any], turns: tuple[tuple[str, str], ...], photos: Path) -> None:
@@ -173,15 +182,19 @@ def test_what_is_not_read_is_named_once_with_its_count(
     that repeat what is read.
     """
     rows = [
-        {"question": "1+1?", "answer": "2", "rationale": "One and one.", "id": 1, "source": "a book"},
+        {"question": "1+1?", "answer": "2", "rationale": "One and one.", "id": 1,
+         "source": "a book"},
         {"question": "2+2?", "answer": "4", "rationale": "Two and two.", "text": "Q: 2+2?\nA: 4"},
-        {"question": "3+3?", "answer": "6", "rationale": "", "choices": ["5", "6"], "response": "six"},
+        {"question": "3+3?", "answer": "6", "rationale": "", "choices": ["5", "6"],
+         "response": "six"},
         {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"},
-                                      {"role": "assistant", "content": "Ho", "thinking": "They greet."}]},
+                                      {"role": "assistant", "content": "Ho",
+                                       "thinking": "They greet."}]},
         {"conversations": [{"from": "gpt", "value": "I am a bot.", "weight": 0},
                            {"from": "human", "value": "Hi", "weight": 0, "train": False},
                            {"from": "gpt", "value": "Ho", "weight": 1, "masked": False}]},
-        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", "train": False},
+        {"messages": [{"role": "user", "content": "Hi"},
+                      {"role": "assistant", "content": "Ho", "train": False},
                       {"role": "user", "content": "And?"}], "loss_mask": [0, 1]},
         {"question": "Odd?", "answer": 7, "rationale": "A row that is skipped."},
     ]  # fmt: skip
@@ -190,8 +203,8 @@ def test_what_is_not_read_is_named_once_with_its_count(
     assert capsys.readouterr().err.splitlines()[-3:] == [
         "not read: rationale (2 rows), choices (1 row), response (1 row), thinking (1 row); "
         "put what belongs to the conversation into its questions and answers",
-        "not obeyed: weight (1 row), loss_mask (1 row), train (1 row); every answer is learned alike, so leave out "
-        "what should not be",
+        "not obeyed: weight (1 row), loss_mask (1 row), train (1 row); every answer is learned "
+        "alike, so leave out what should not be",
         "left out: answers before the first question (1 row), last questions without an answer "
         "(1 row); only questions with answers are learned",
     ]

@@ -389,7 +389,7 @@ def test_a_plan_costs_no_less_than_its_sources_do(
 
 
 def test_a_run_whose_draft_first_read_what_others_wrote_says_nothing_of_its_blocks() -> None:
-    """A run whose draft reads first counts only if it was cheaper than known. Lookup reads nothing."""
+    """A run whose draft reads first counts only if it was cheaper than known; lookup reads none."""
     plans = [SimpleNamespace(**vars(plan), foreseen=lambda *_: None) for plan in PLANS]
     plans[1].foreseen = Lookup(100).foreseen
     policy, zeros, text = Policy(plans), np.zeros(7, int), tuple(range(100))  # pyright: ignore

@@ -1,5 +1,5 @@
-"""Heads for Gemma 4 change no answer about 0 to 3 images, in chains and trees, also where an image is
-longer than the windows of the target and of the head.
+"""Heads for Gemma 4 change no answer about 0 to 3 images, in chains and trees, also where an image
+is longer than the windows of the target and of the head.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ def test_a_draft_on_which_the_matcher_fails_changes_no_later_mask() -> None:
         ({"type": "json_object"}, {'{"a": [1, {}]}': True, "{": False, "[": None, "{}{": None}),
         (
             {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
-            {'{\n  "a": 22\n}': True, '{"a":1': False, '{"a":  ': None, '{"a": 1, "b': False, '{"a":3': None},
+            {'{\n  "a": 22\n}': True, '{"a":1': False, '{"a":  ': None, '{"a": 1, "b': False,
+             '{"a":3': None},
         ),
     ],
 )  # fmt: skip

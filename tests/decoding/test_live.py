@@ -162,7 +162,7 @@ def test_samples_follow_the_targets_law_while_weights_learn(
 
 
 def check_trace(result: Result, alone: Result) -> None:
-    """Check that two traces are equal up to rounding: batches of other sizes sum in other orders."""
+    """Check that two traces are equal up to rounding: other batches sum in other orders."""
     assert result.trace is not None
     assert alone.trace is not None
     assert result.trace.pop("pieces") == alone.trace.pop("pieces")

@@ -1,4 +1,4 @@
-"""A batch may change its plan at any pause: answers stay the target's, and idle sources catch up."""
+"""A batch may change its plan at a pause: answers stay the target's, and idle sources catch up."""
 
 from __future__ import annotations
 

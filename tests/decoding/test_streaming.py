@@ -201,8 +201,8 @@ def test_an_answer_that_continues_a_prompt_keeps_its_spaces(
 
 
 def test_a_stream_goes_on_where_sent_text_is_rewritten(encoders: dict[str, PromptEncoder]) -> None:
-    """A stream, and its pieces, go on where the tokeniser rewrites what was sent: it joins "ca n't",
-    and a bad byte makes the letter before it unreadable.
+    """A stream, and its pieces, go on where the tokeniser rewrites what was sent: it joins
+    "ca n't", and a bad byte makes the letter before it unreadable.
     """
     joining, fallback = encoders["joining"], encoders["byte fallback"]
     letter: Any = fallback.tokenizer.convert_tokens_to_ids(["<0xC3>", "<0x84>", "<0xC3>"])

@@ -128,7 +128,7 @@ def test_blocks_accept_what_the_tree_has_of_the_answer(tree: str) -> None:
 
 @pytest.mark.full
 def test_a_tree_of_width_one_is_the_chain() -> None:
-    """A tree of width one writes the chain's tokens and counts, also drawn ones, as weights learn."""
+    """A tree of width one writes the chain's tokens and counts, also drawn, as weights learn."""
     options = tiny.sampling(
         B, temperature=[0.0, 1.0, 0.7, 0.0], top_k=[0, 0, 4, 3], new=NEW, eos=NOBODY
     )

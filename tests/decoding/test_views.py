@@ -38,9 +38,10 @@ B, J = 3, 3
 def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
     """Each row of a batch of 3 views x 3 prompts with 0 to 2 images drafts what the row alone does.
 
-    It does so over two blocks, of which the first is accepted in different parts. Alone means: the row through the whole model, without a cache; for view P the mean of an
-    image's features, projected, is put at its slot by hand. Logits are compared at every drafted
-    place whose prefix was committed, up to the constant that a softmax does not see.
+    It does so over two blocks, of which the first is accepted in different parts. Alone means: the
+    row through the whole model, without a cache; for view P the mean of an image's features,
+    projected, is put at its slot by hand. Logits are compared at every drafted place whose prefix
+    was committed, up to the constant that a softmax does not see.
     """
     views = ("M", "T", "P")
     batch = tiny.prompts([5, 3, 7], [1, 0, 2], views)

@@ -43,8 +43,8 @@ RULE_CASES: dict[str, Any] = {
     "adaboost:decay=0.9": reference.adaboost(),
     "adaboost:decay=0.9,window=4": reference.adaboost(),
 }
-"""Rules with their windows and decays, of which the references know nothing. A new rule adds its own
-lines.
+"""Rules with their windows and decays, of which the references know nothing. A new rule adds its
+own lines.
 """
 
 

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.full
 
 INST = (
     "{{ bos_token }}{% for m in messages %}{{ '[INST] ' }}{% for part in m['content'] %}"
-    "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}{{ ' [/INST]' }}{% endfor %}"
+    "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}{{ ' [/INST]' }}"
+    "{% endfor %}"
 )
 
 

@@ -18,10 +18,14 @@ from eval.lib.questions.cos_release import released_samples
 from eval.lib.questions.quality import quality
 from jaxspec.errors import InputError
 
-SHOT = "Question: 1 + 1?\nAnswer: Let's think.\n2\n#### 2\n\nQuestion: {{question}}\nAnswer: Let's think."
+SHOT = (
+    "Question: 1 + 1?\nAnswer: Let's think.\n2\n#### 2\n\n"
+    "Question: {{question}}\nAnswer: Let's think."
+)
 FILES = {
     "gsm8k/prompt_fewshot.txt": SHOT,
-    "cnndm/prompt_fewshot.txt": "Article: A.\n\nHighlights: B.\n\nArticle: {{article}}\n\nHighlights: \n",
+    "cnndm/prompt_fewshot.txt": "Article: A.\n\nHighlights: B.\n\n"
+    "Article: {{article}}\n\nHighlights: \n",
     "mmlu/prompt_fewshot.txt": "Q: {{question}}\nChoices: \n{{choices_str}}\nA: ",
     "mmlu/mmlu-cot-claude-single.json": json.dumps({"law": "On law.\n\nQ: Why?\nA: C.", "art": ""}),
 }

@@ -66,7 +66,8 @@ _HEADS = {
     ),
     "RedHatAI/Qwen3-8B-speculator.dflash": BlockTwin(
         "Qwen/Qwen3-8B",
-        "config.json and tensors: github vllm-project/speculators, models/dflash; no file list seen",
+        "config.json and tensors: github vllm-project/speculators, models/dflash; "
+        "no file list seen",
         layout="speculators",
         drafted=40,
         options={"gamma": 7, "own_embedding": True},
@@ -123,7 +124,8 @@ _HEADS = {
     ),
     "RedHatAI/gemma-4-31B-it-speculator.dspark": BlockTwin(
         "google/gemma-4-31B-it",
-        "config.json and tensors: Modular's tests of its speculators_common check the file's values",
+        "config.json and tensors: Modular's tests of its speculators_common check the "
+        "file's values",
         layout="speculators",
         drafted=40,
         options={"gamma": 7, "markov": 4, "confidence": 20, "own_embedding": True, "window": 2049},
@@ -131,7 +133,8 @@ _HEADS = {
     ),
     "rasyosef/gemma-4-E2B-it-dspark": BlockTwin(
         "google/gemma-4-E2B-it",
-        "config.json and tensors: github vllm-project/speculators, models/dspark; no file list seen",
+        "config.json and tensors: github vllm-project/speculators, models/dspark; "
+        "no file list seen",
         layout="speculators",
         drafted=40,
         options={"gamma": 5, "anchored": True, "markov": 4, "own_embedding": True, "window": 2049},

@@ -344,7 +344,7 @@ def _end_soon(tensors: dict[str, np.ndarray], stop: Any) -> None:
     Left random, a greedy answer is a loop. A token's embedding holds its number in binary, as -10
     and 10, which the layers hardly change; the head looks for the number whose bits are these, one
     place lower. A tied head scores by likeness, so that every token is followed by a letter, whose
-    embedding is longer, and the letter by the end-of-sequence token, whose embedding is the longest.
+    embedding is longer, and the letter by the end-of-sequence token, whose embedding is longest.
     """
     (embed,) = (tensors[name] for name in tensors if name.endswith("embed_tokens.weight"))
     stop = stop if isinstance(stop, int) else stop[0]

@@ -60,12 +60,14 @@ class DataTwin:
 _TEXTVQA = (
     "image_id question_id:int question question_tokens:texts image:image image_width:int "
     "image_height:int "
-    "flickr_original_url flickr_300k_url answers:texts image_classes:texts set_name ocr_tokens:texts"
+    "flickr_original_url flickr_300k_url answers:texts image_classes:texts set_name "
+    "ocr_tokens:texts"
 )
 _TEXTCAPS = (
     "question_id question image:image image_id image_classes:texts flickr_original_url "
     "flickr_300k_url image_width:int "
-    "image_height:int set_name image_name image_path caption_id:ints caption_str:texts reference_strs:texts"
+    "image_height:int set_name image_name image_path caption_id:ints caption_str:texts "
+    "reference_strs:texts"
 )
 _DOCVQA = (
     "questionId question question_types:texts image:image docId:int ucsf_document_id "
@@ -178,7 +180,10 @@ DATA: dict[str, DataTwin] = {
     },
     "lmms-lab/LLaVA-OneVision-Mid-Data": DataTwin(
         f"{TREE}; rows: github LLaVA-VL/LLaVA-NeXT, scripts/train/README.md",
-        lines={f"{name}/{name}_processed.json": _talks("{}.jpg") for name in ("ureader_tr", "synthdog_en", "synthdog_zh")}
+        lines={
+            f"{name}/{name}_processed.json": _talks("{}.jpg")
+            for name in ("ureader_tr", "synthdog_en", "synthdog_zh")
+        }
         | {"evol_instruct/evol_instruct_processed.json": _talks("", "Which animal barks?")},
     ),
     "lmms-lab/LLaVA-OneVision-Data": DataTwin(
@@ -191,7 +196,9 @@ DATA: dict[str, DataTwin] = {
     "lmms-lab/M4-Instruct-Data": DataTwin(
         f"{TREE}; {CARD}; rows UNSEEN",
         lines={
-            f"m4_instruct_{name}.json": _talks(("{}.jpg", "0.jpg"), "<image><image>\nWhat was changed?")
+            f"m4_instruct_{name}.json": _talks(
+                ("{}.jpg", "0.jpg"), "<image><image>\nWhat was changed?"
+            )
             for name in ("annotations", "video")
         },
     ),
@@ -203,7 +210,8 @@ DATA: dict[str, DataTwin] = {
         ),
     ),
     "lmms-lab/LMMs-Eval-Lite": DataTwin(
-        f"{TREE}; columns of the {CARD} of lmms-lab/DocVQA", _parts(_DOCVQA, "docvqa_val/lite", mode="L")
+        f"{TREE}; columns of the {CARD} of lmms-lab/DocVQA",
+        _parts(_DOCVQA, "docvqa_val/lite", mode="L"),
     ),
     "lmms-lab/ChartQA": DataTwin(
         f"{TREE}; columns on the card of the copy qywang1106/chartqa_split_2_2; number of "
@@ -215,14 +223,19 @@ DATA: dict[str, DataTwin] = {
         _parts(_TEXTVQA, "default/validation", shards=3, format="JPEG"),
     ),
     "lmms-lab/VQAv2": DataTwin(
-        f"{CARD}; number of files UNSEEN", _parts(_VQAV2, "default/validation", shards=2, format="JPEG")
+        f"{CARD}; number of files UNSEEN",
+        _parts(_VQAV2, "default/validation", shards=2, format="JPEG"),
     ),
     "lmms-lab/llava-bench-in-the-wild": DataTwin(
         f"{TREE}; {LMMS}",
-        _parts("question_id question image:image caption gpt_answer category image_id", "default/train"),
+        _parts(
+            "question_id question image:image caption gpt_answer category image_id",
+            "default/train",
+        ),
     ),
     "lmms-lab/MMVet": DataTwin(
-        f"{TREE}; {LMMS}", _parts("question_id image:image question answer image_source capability", "default/test")
+        f"{TREE}; {LMMS}",
+        _parts("question_id image:image question answer image_source capability", "default/test"),
     ),
     "lmms-lab/LLaVA-NeXT-Interleave-Bench": DataTwin(
         f"{TREE}; {CARD}",
@@ -234,7 +247,10 @@ DATA: dict[str, DataTwin] = {
     ),
     "google-research-datasets/nq_open": DataTwin(
         f"{CARD}; files UNSEEN",
-        _parts("question answer:texts", "nq_open/train", "nq_open/validation", values={"question": "who wrote it"}),
+        _parts(
+            "question answer:texts", "nq_open/train", "nq_open/validation",
+            values={"question": "who wrote it"},
+        ),
     ),
     "openai/gsm8k": DataTwin(
         f"{CARD}; files: nickmalhotra/ProjectIndus names them",
@@ -244,8 +260,10 @@ DATA: dict[str, DataTwin] = {
         f"{TREE}; columns UNSEEN",
         _parts(
             "task_id prompt canonical_solution test entry_point", "openai_humaneval/test",
-            values={"prompt": "def f(x):\n", "canonical_solution": "    return x\n", "entry_point": "f"}
-            | {"test": "def check(candidate):\n    assert candidate(1) == 1\n"},
+            values={
+                "prompt": "def f(x):\n", "canonical_solution": "    return x\n",
+                "entry_point": "f", "test": "def check(candidate):\n    assert candidate(1) == 1\n",
+            },
         ),
     ),
     "cais/mmlu": DataTwin(
@@ -257,7 +275,8 @@ DATA: dict[str, DataTwin] = {
     ),
     "abisee/cnn_dailymail": DataTwin(
         f"{TREE}; columns: TFDS's catalogue of it; number of files UNSEEN",
-        _parts("article highlights id", "3.0.0/train", shards=3) | _parts("article highlights id", "3.0.0/test"),
+        _parts("article highlights id", "3.0.0/train", shards=3)
+        | _parts("article highlights id", "3.0.0/test"),
     ),
     "lmms-lab/HallusionBench": DataTwin(
         f"{TREE}; {LMMS}",
@@ -268,7 +287,9 @@ DATA: dict[str, DataTwin] = {
         f"{CARD}; number of files UNSEEN",
         _parts("dataset question question_type answer:texts image:image", "default/test"),
     ),
-    "lmms-lab/TextCaps": DataTwin(f"{TREE}; {CARD}", _parts(_TEXTCAPS, "default/val", shards=2, format="JPEG")),
+    "lmms-lab/TextCaps": DataTwin(
+        f"{TREE}; {CARD}", _parts(_TEXTCAPS, "default/val", shards=2, format="JPEG")
+    ),
     "lmms-lab/ScienceQA": DataTwin(
         f"{TREE}; {CARD}",
         _parts(
@@ -303,9 +324,12 @@ DATA: dict[str, DataTwin] = {
         f"{TREE}; {CARD}, with an example of a tree",
         lines={
             "2023-04-12_oasst_ready.trees.jsonl.gz": [
-                {"message_tree_id": str(i), "tree_state": "ready_for_export", "prompt": _TREE} for i in range(3)
+                {"message_tree_id": str(i), "tree_state": "ready_for_export", "prompt": _TREE}
+                for i in range(3)
             ],
-            "2023-04-12_oasst_ready.messages.jsonl.gz": [{"message_id": "1", "text": "not asked for"}],
+            "2023-04-12_oasst_ready.messages.jsonl.gz": [
+                {"message_id": "1", "text": "not asked for"}
+            ],
         },
     ),
 }  # fmt: skip

@@ -31,7 +31,8 @@ from tests.conftest import PAGES, ROOT, page_name
 from train import distill_data, prepare, prompts, recipe
 
 _OURS = re.compile(
-    r"(?:python -m (?:train|eval|jaxspec|configs|tests)\.[\w.]+|jaxspec [a-z]+|make \w+)(?![\w.])|pip install -e [^ ]+"
+    r"(?:python -m (?:train|eval|jaxspec|configs|tests)\.[\w.]+|jaxspec [a-z]+|make \w+)"
+    r"(?![\w.])|pip install -e [^ ]+"
 )
 _END = re.compile(r"\" &&| && | \|\| |;|&&|\)\"|' *$|\" *$|$")
 
@@ -203,16 +204,26 @@ def made_by(command: Command) -> str:
 
 
 NOT_RUN = {
-    r"NAME|PRESET|DIR|FOLDER$|SRC|DST|--help|^jaxspec (generate|export|import|plan)$|export --": "stands for others",
-    r"^(make|pip) |tests\.|jaxspec\.data|jaxspec\.models|configs\.|train\.prompts": "is not about models of the hub",
+    r"NAME|PRESET|DIR|FOLDER$|SRC|DST|--help|^jaxspec (generate|export|import|plan)$|export --": (
+        "stands for others"
+    ),
+    r"^(make|pip) |tests\.|jaxspec\.data|jaxspec\.models|configs\.|train\.prompts": (
+        "is not about models of the hub"
+    ),
     r"--cluster": "is for several hosts",
     r"eval\.mmspec recorded": "needs the record of LLaVA-1.5-7B, which is no model",
-    r"eval\.(latency|accelerator|compiled)": "times shapes of 7B with random weights, which need an accelerator",
+    r"eval\.(latency|accelerator|compiled)": (
+        "times shapes of 7B with random weights, which need an accelerator"
+    ),
     r"jaxspec drafts": "is run by tests/hub/test_drafts.py",
     r"jaxspec plan": "is run by tests/decoding/test_plan.py and tests/training/test_plan.py",
-    r"jaxspec serve|eval\.serving": "runs until it is stopped, or needs it to run; tests/serve runs both",
-    r"train\.(tower|text|eyes|alike|steps)|mini|synthetic|visual|collaborative gsm8k|aasd$|jaxspec demo|smollm2": "is of models that "
-    "are shipped, or made from scratch; tests/end_to_end runs these scripts",
+    r"jaxspec serve|eval\.serving": (
+        "runs until it is stopped, or needs it to run; tests/serve runs both"
+    ),
+    r"train\.(tower|text|eyes|alike|steps)|mini|synthetic|visual|collaborative gsm8k|aasd$|"
+    r"jaxspec demo|smollm2": (
+        "is of models that are shipped, or made from scratch; tests/end_to_end runs these scripts"
+    ),
 }
 """Commands that no twin is run with, and why; the first that is found in one counts."""
 

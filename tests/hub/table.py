@@ -298,7 +298,8 @@ _HEADS = {
     ),
     "Cloudriver/EAGLE-LLaVA-1.5-7B": HeadTwin(
         "llava-hf/llava-1.5-7b-hf",
-        f"{UNSEEN}; config.json: github fanyunfeng-bit/MMSpec-fyf, train/configs/llava1.5_7b_config.json",
+        f"{UNSEEN}; config.json: github fanyunfeng-bit/MMSpec-fyf, "
+        "train/configs/llava1.5_7b_config.json",
         dtype="float16",
         feature="eagle1",
         rule="embedding",

@@ -1,4 +1,4 @@
-"""Conversations in messages are the ids that transformers makes of them with each family's template."""
+"""Conversations in messages are the ids that transformers makes with each family's template."""
 
 from __future__ import annotations
 

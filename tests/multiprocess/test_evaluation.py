@@ -40,7 +40,8 @@ block_efficiency.main(words["table"])
 out = __import__("pathlib").Path(words["out"])
 distill_data.main(distill_data.Options(**{**words["answers"], "out": out}))
 assert (out.parent / "0" / "talk_t0").exists()  # the second waits for the first
-assert {device.process_index for device in Placement(model_parallel=2).mesh(1).devices.flat} == {process()[0]}
+devices = Placement(model_parallel=2).mesh(1).devices.flat
+assert {device.process_index for device in devices} == {process()[0]}
 stopped, again = (Run("tiny", {}, out / "stopped") for _ in "ab")
 stopped.add([{"dataset": "a", "turn": 1, "row": "M"}], [{"dataset": "a", "turn": 1, "row": "M"}])
 stopped.write()

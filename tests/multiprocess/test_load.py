@@ -36,7 +36,8 @@ def counting(self, box=None):
 StoredTensor.read = counting
 found = load(path, mesh=make_mesh(model=2))
 mlp = found.params["language_model"]["model"]["layers_1"]["mlp"]
-parts = {name: mlp[name]["weight"].addressable_shards[0].data for name in ("gate_proj", "down_proj")}
+names = ("gate_proj", "down_proj")
+parts = {name: mlp[name]["weight"].addressable_shards[0].data for name in names}
 answer = {name: np.asarray(part).tolist() for name, part in parts.items()}
 print(json.dumps(answer | {"read": sum(counted), "held": found.report.nbytes}))
 """

@@ -1,5 +1,5 @@
-"""Decoders equal transformers' to 1e-4 in float32: module by module, cached, generated, and written.
-Rows are longer than windows.
+"""Decoders equal transformers' to 1e-4 in float32: module by module, cached, generated, and
+written. Rows are longer than windows.
 """
 
 from __future__ import annotations

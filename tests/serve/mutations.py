@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 
 VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 1e308, -0.0, "", "x", "\x00", "\ud800", "💥" * 50,
-    "<image>", "</s>", "data:image/png;base64,", "file:///etc/passwd", "http://127.0.0.1/", [], [[]],
-    {}, {"a": {}}, [None], ["x"] * 300, {"type": "image_url"}, {"type": "text"},
+    None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 1e308, -0.0, "", "x", "\x00", "\ud800",
+    "💥" * 50, "<image>", "</s>", "data:image/png;base64,", "file:///etc/passwd",
+    "http://127.0.0.1/", [], [[]], {}, {"a": {}}, [None], ["x"] * 300, {"type": "image_url"},
+    {"type": "text"},
     {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
 ]  # fmt: skip
 FIELDS = [
     "messages", "prompt", "model", "n", "stream", "stream_options", "temperature", "top_p", "top_k",
-    "seed", "stop", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "draft", "trace",
-    "tools", "logit_bias", "user", "echo", "best_of", "response_format", "__proto__",
+    "seed", "stop", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "draft",
+    "trace", "tools", "logit_bias", "user", "echo", "best_of", "response_format", "__proto__",
 ]  # fmt: skip
 
 

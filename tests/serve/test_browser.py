@@ -31,8 +31,8 @@ MARKDOWN = (
 )
 FETCH = "(globalThis.fetch = (path, { body } = {}) => !body ? Promise.reject(new Error()) :"
 """Beginning of a function in place of `fetch`, which reaches no server."""
-NODES = "<h2>A <em>b</em></h2><ol><li><strong>c</strong> d<ul><li>&lt;img src=x&gt; & *</li></ul></li></ol>"
-NODES += "<pre><code>e</code></pre><p>[f](javascript:1) !<a>g</a></p>"
+NODES = "<h2>A <em>b</em></h2><ol><li><strong>c</strong> d<ul><li>&lt;img src=x&gt; & *</li></ul>"
+NODES += "</li></ol><pre><code>e</code></pre><p>[f](javascript:1) !<a>g</a></p>"
 
 
 @pytest.fixture(params=SCREENS, ids=str)

@@ -1,4 +1,4 @@
-"""Photographs of any size are answered by the sizes that a server compiles; nothing compiles here."""
+"""Photographs of any size are answered by the sizes that a server compiles; none compiles here."""
 
 from __future__ import annotations
 

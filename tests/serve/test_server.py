@@ -320,7 +320,8 @@ def test_answers_have_the_form_that_is_asked_for(served: Served) -> None:
     """
     forms = [
         {"guided_choice": ["yes", "no", "perhaps"]},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [[1], {"a": 2}]}}}},
+        {"response_format": {"type": "json_schema",
+                             "json_schema": {"name": "x", "schema": {"enum": [[1], {"a": 2}]}}}},
         {},
         {"structured_outputs": {"regex": "[ab]{3}c"}},
     ]  # fmt: skip

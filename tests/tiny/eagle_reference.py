@@ -127,11 +127,13 @@ def _vispec(
 def compressed(tensors: dict[str, np.ndarray], embeds: np.ndarray) -> np.ndarray:
     """Return the vector that each learned query reads of an image [P, D]."""
     queries = tensors["imadpt.q"]
-    k, v = (
-        (embeds @ tensors[f"imadpt.{name}_proj.weight"].T + tensors.get(f"imadpt.{name}_proj.bias", 0))
-        .reshape(len(embeds), *queries.shape[1:])
-        for name in "kv"
-    )  # fmt: skip
+
+    def projected(name: str) -> np.ndarray:
+        weight = tensors[f"imadpt.{name}_proj.weight"]
+        vectors = embeds @ weight.T + tensors.get(f"imadpt.{name}_proj.bias", 0)
+        return vectors.reshape(len(embeds), *queries.shape[1:])
+
+    k, v = projected("k"), projected("v")
     scores = np.einsum("qnh,pnh->qnp", queries, k) / np.sqrt(queries.shape[-1])
     probs = np.exp(scores - scores.max(-1, keepdims=True))
     probs /= probs.sum(-1, keepdims=True)

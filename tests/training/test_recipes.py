@@ -78,8 +78,8 @@ def test_a_dry_run_says_what_stages_take_and_writes_nothing(
     train_draft(made, tmp_path / "run", data, dry_run)
     first, memory, steps = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        rf"tune: {count} steps of 4 samples; of {samples} samples [\d.]+% teach, and [\d.]+% of the "
-        r"slots are filled \([\d.]+% with packing\)",
+        rf"tune: {count} steps of 4 samples; of {samples} samples [\d.]+% teach, and "
+        r"[\d.]+% of the slots are filled \([\d.]+% with packing\)",
         first,
     )
     assert re.search(r"each of 1 cpu devices: .* frozen, .* trained, .* optimizer, ", memory)
