@@ -50,7 +50,7 @@ def requests_of(count: int) -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "headed"), [(2, False), *tiny.rarer((3, True))], ids=["model", "model and head"]
+    ("rows", "headed"), [(2, False), *tiny.rarer((3, True))], ids=["model", "head"]
 )
 def test_requests_come_and_go_and_answers_are_as_if_alone(
     rows: int,
@@ -64,13 +64,14 @@ def test_requests_come_and_go_and_answers_are_as_if_alone(
     while prompts and answers are short.
     """
     requests = requests_of(24)
-    drafts = [draft, tiny.head_of(target)] if headed else [draft]
-    one_size = replace(CONFIG, prompt_buckets=CONFIG.prompt_buckets[-1:])
+    drafts, views = (tiny.head_of(target), ("lookup",)) if headed else (draft, CONFIG.views)
+    config = replace(CONFIG, views=views)
+    one_size = replace(config, prompt_buckets=CONFIG.prompt_buckets[-1:])
     alone = [*map(Engine(target, drafts, one_size).generate, requests)]
     monkeypatch.setattr(compile_cache, "EXECUTABLES", {})
     monkeypatch.setattr(fitting, "FEW", 256)
     monkeypatch.setattr(batcher, "FIRST", 8)
-    engine = Engine(target, drafts, replace(CONFIG, batch_size=rows))
+    engine = Engine(target, drafts, replace(config, batch_size=rows))
     batch = engine.live([request for request in requests if request.temperature])
     assert batch.rows == rows  # no bucket above
     for step in warmup_steps(batch):

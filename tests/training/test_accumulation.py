@@ -110,7 +110,7 @@ CASES: dict[str, Callable[[int], Case]] = {
     ("name", "parts", "devices"),
     [
         ("MTP tvd", 4, 1),
-        *tiny.rarer(*((name, 4, 1) for name in CASES if name not in ("MTP tvd", "tvd"))),
+        *tiny.rarer(*((name, 4, 1) for name in CASES if name not in ("MTP tvd", "KV kl", "tvd"))),
         *tiny.rarer(("KV kl", 8, 8), ("tvd", 2, 8)),
     ],
 )
