@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from jaxspec import Engine
 from jaxspec.checkpoints.directories import written_once
 from jaxspec.cli import main
 from jaxspec.cli.shared import progress
@@ -444,6 +446,26 @@ def test_a_model_of_fewer_rows_than_its_tokeniser_has_words(
         "generate", "--target", models["target"], "--draft", models["draft"], "--prompt", "Hi"
     )
     assert "vocab_size 30" in line
+
+
+def test_other_words_are_refused_before_weights_are_read(
+    world: Path, tmp_path: Path, refusal: Refusal
+) -> None:
+    """A draft whose ids mean other words than the target's is refused before weights are read,
+    which are missing here; so is a model that writes together with another one.
+    """
+    target, draft = (
+        shutil.copytree(world / name, tmp_path / name, ignore=lambda *_: ["model.safetensors"])
+        for name in ("target", "draft")
+    )
+    tiny.tokenizer(tiny.CHARACTERS[::-1]).save_pretrained(draft)
+    words = "tokeniser: differs from"
+    line = refusal("generate", "--target", target, "--draft", draft, "--prompt", "Hi")
+    assert f"draft {words} the target's" in line
+    assert f"draft {words} the target's" in tiny.one_line(Engine.from_pretrained, target, draft)
+    asked = ["--prompt", "Hi", "--max-new-tokens", NEW]
+    line = refusal("collaborate", "--models", f"{target},{draft}", *asked)
+    assert f"model 2 {words} model 1's" in line
 
 
 def test_a_text_target(

@@ -29,6 +29,7 @@ from jaxspec.engine.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, local_path, trial_of
 from jaxspec.loading.models import load_draft
+from jaxspec.loading.pairs import check_drafts
 from jaxspec.runtime import parse_dtype
 from jaxspec.sharding import Placement
 from jaxspec.training.loop.signatures import data_signature, model_signature
@@ -132,6 +133,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         new_buckets=(options.max_new_tokens,),
         generation_config="ignore",  # a draft learns the target's own distribution
     )
+    check_drafts(options.target, options.draft)
     target = LoadedModel.load(options.target, precision, mesh=options.mesh(options.batch_size))
     drafts = [load_draft(name, target, precision) for name in options.draft]
     done = regenerate(Engine(target, drafts, config), source, work, folder, shard)

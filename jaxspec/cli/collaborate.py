@@ -10,10 +10,12 @@ import tyro
 
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.shared import Ask, Loading, answer, clear, numbers, progress, view_names
+from jaxspec.cli.shared import Ask, Loading, answer, numbers, progress, view_names
 from jaxspec.engine.config import Method, capped_gamma
 from jaxspec.engine.engine import CollaborationConfig, Engine, LoadedModel, Result
 from jaxspec.engine.metrics import collaboration_metrics
+from jaxspec.loading.pairs import check_group
+from jaxspec.runtime import clear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ def run(args: Collaborate) -> None:
     request = ask.request(models)
     paths = [locate(name) for name in names]
     ask.check_target(*map(read_config, paths))
+    described = {path: LoadedModel.without_weights(path) for path in {*paths}}
+    check_group([described[path] for path in paths])
     loaded: dict[Path, LoadedModel] = {}
     for path in paths:
         if path not in loaded:

@@ -12,7 +12,7 @@ import tyro
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.locating import locate, model_name
 from jaxspec.cli.drafts import cached_draft
-from jaxspec.cli.shared import Loading, clear, numbers, progress, refuse_set, view_names
+from jaxspec.cli.shared import Loading, numbers, progress, refuse_set, view_names
 from jaxspec.config import ModelConfig
 from jaxspec.engine.captioners import check_captioner, load_captioner
 from jaxspec.engine.config import capped_gamma
@@ -22,8 +22,10 @@ from jaxspec.errors import InputError
 from jaxspec.heads.loading import is_head, read_draft_config
 from jaxspec.heads.states import ImageRule
 from jaxspec.loading.models import load_draft
+from jaxspec.loading.pairs import check_drafts
 from jaxspec.models.int8 import Weights
 from jaxspec.prompts.views import needs_captioner, parse_weights
+from jaxspec.runtime import clear
 from jaxspec.sharding import make_mesh
 
 
@@ -129,6 +131,7 @@ def load_engine(
     mesh = None if models.model_parallel == 1 else make_mesh(models.model_parallel)
     path = locate(models.target, models.revision)
     check(directories.read_config(path))
+    check_drafts(path, drafts)
 
     loading = {"dtype": models.computes_in, "tiles": models.tiles}
     progress(f"loading target {path}")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxspec.config import LvlmConfig, text_config
+from jaxspec.config import text_config
 from jaxspec.decoding.collaboration.alternating import Alternating
 from jaxspec.decoding.collaboration.combination import default_proposer
 from jaxspec.decoding.collaboration.one_proposer import OneProposer
@@ -25,7 +25,7 @@ from jaxspec.engine.drafts import NOTHING, Mixture, mixture, sources_of
 from jaxspec.engine.requests import EncodedRequest
 from jaxspec.errors import InputError, warn_once
 from jaxspec.loading.models import LoadedDraft, LoadedModel
-from jaxspec.loading.pairs import check_pair, check_tokens, check_vocabulary, same_tower
+from jaxspec.loading.pairs import check_group, check_pair, check_vocabulary, same_tower
 from jaxspec.models.families import split_tower, text_params
 from jaxspec.models.language_model import LanguageModel
 from jaxspec.prompts.rows import PromptRow
@@ -211,23 +211,8 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
     for number, model in enumerate(models, start=1):
         if vocabulary := model.model.text.draft_vocabulary:
             raise InputError(f"model {number}: scores {len(vocabulary)} tokens; export it with all")
-    first = models[0]
-    check_vocabulary("model 1", first)
-    for number, other in enumerate(models[1:], start=2):
-        sizes = [text_config(model.config).vocab_size for model in (first, other)]
-        if sizes[0] != sizes[1]:
-            raise InputError(
-                f"model {number} vocabulary: {sizes[1]} tokens and model 1's {sizes[0]}; "
-                "models that write together need one vocabulary"
-            )
-        if other is not first:
-            check_tokens(first.tokenizer, other.tokenizer, f"model {number}", "model 1")
-    marks = {
-        model.config.image_token_index for model in models if isinstance(model.config, LvlmConfig)
-    }
-    if len(marks) > 1:
-        raise InputError(f"models: image_token_index {sorted(marks)} differ")
-    lead = next((form.model for form in forms if form.view.reads_images), first)
+    check_group(models)
+    lead = next((form.model for form in forms if form.view.reads_images), models[0])
     members = tuple(
         Member(form.model.model, form.view.pool, form.view.reads_images) for form in forms
     )

@@ -28,6 +28,7 @@ from jaxspec.engine.memory import MemoryReport
 from jaxspec.engine.requests import Request, Result, decoded_images, nth_seed
 from jaxspec.errors import InputError, check_counts, reading, warn_once
 from jaxspec.loading.models import LoadedDraft, LoadedModel, load_draft
+from jaxspec.loading.pairs import check_drafts
 from jaxspec.models.int8 import Weights
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.rows import bucket
@@ -54,7 +55,7 @@ class Engine:
       target: Target model, or the list of models that decode collaboratively.
       draft: Draft model or head, or a list of one of each, which draft together.
       config: `EngineConfig`, or `CollaborationConfig` for a list of models; None: all defaults.
-      captioner: Captioner for view C, called before prefill with all images of a call.
+      captioner: Captioner for view C, called before prefill, with at most 16 images at a time.
       encoder: `PromptEncoder` with the target's chat template, which turns questions into prompts.
     """
 
@@ -116,10 +117,12 @@ class Engine:
           options: Fields of `EngineConfig`, such as `gamma=5`.
         """
         config = EngineConfig(**options)
-        loaded = LoadedModel.load(target, dtype, mesh=mesh, weights=target_weights)
         names: Any = () if draft is None else draft
         if isinstance(names, str | Path) or not isinstance(names, Iterable):
             names = [names]
+        names = list(names)
+        check_drafts(target, names)
+        loaded = LoadedModel.load(target, dtype, mesh=mesh, weights=target_weights)
         drafts = [load_draft(name, loaded, dtype, weights=draft_weights) for name in names]
         return cls(loaded, drafts, config)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxspec.checkpoints.locating import locate
 from jaxspec.config import LvlmConfig, ModelConfig, text_config
 from jaxspec.config.schema import WHOLE
 from jaxspec.errors import InputError
+from jaxspec.heads.loading import holds_head
 from jaxspec.loading.models import LoadedModel, same_values
 from jaxspec.models.families import split_tower
 from jaxspec.prompts.views import View
@@ -100,6 +104,35 @@ def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...])
     check_tokens(target.tokenizer, draft.tokenizer)
     check_vocabulary("draft", draft)
     check_views(target.config, draft.config, views)
+
+
+def check_drafts(target: str | Path, drafts: Sequence[str | Path]) -> None:
+    """Refuse draft models in files with other token ids than the target's, and read no weights."""
+    for path in map(locate, drafts):
+        if not holds_head(path):
+            described = LoadedModel.without_weights(target)
+            check_vocabulary("target", described)
+            check_pair(described, LoadedModel.without_weights(path), ())
+
+
+def check_group(models: Sequence[LoadedModel]) -> None:
+    """Refuse models that write together without one vocabulary; their weights are not read."""
+    first, size = models[0], text_config(models[0].config).vocab_size
+    check_vocabulary("model 1", first)
+    for number, other in enumerate(models[1:], start=2):
+        other_size = text_config(other.config).vocab_size
+        if other_size != size:
+            raise InputError(
+                f"model {number} vocabulary: {other_size} tokens and model 1's {size}; "
+                "models that write together need one vocabulary"
+            )
+        if other is not first:
+            check_tokens(first.tokenizer, other.tokenizer, f"model {number}", "model 1")
+    marks = {
+        model.config.image_token_index for model in models if isinstance(model.config, LvlmConfig)
+    }
+    if len(marks) > 1:
+        raise InputError(f"models: image_token_index {sorted(marks)} differ")
 
 
 def check_views(target: ModelConfig, draft: ModelConfig, views: tuple[View, ...]) -> None:

@@ -30,6 +30,7 @@ from jaxspec.errors import InputError, collected
 from jaxspec.files import local_path
 from jaxspec.heads.loading import is_head, read_draft_config
 from jaxspec.loading.models import LoadedDraft, LoadedModel, load_draft
+from jaxspec.loading.pairs import check_drafts
 from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.prompts.captions import Captioner
 from jaxspec.sharding import shardings
@@ -175,6 +176,8 @@ def load_models(config: EvalConfig) -> Loaded:
         target: LoadedModel = RecordedTarget.read(path, draft)
         drafts: tuple[LoadedDraft, ...] = (draft,)
     else:
+        if not config.target.startswith(SYNTHETIC):
+            check_drafts(config.target, [x for x in config.draft if not x.startswith(SYNTHETIC)])
         target = load_model(
             config.target,
             config.dtype,
