@@ -143,6 +143,30 @@ def test_no_circle() -> None:
     ] == []
 
 
+def test_names_are_imported_from_where_type_checkers_find_them() -> None:
+    """What is imported from a module of the library is defined there, or in its `__all__`: to type
+    checkers all other names that the module imports are private.
+    """
+    root, private = PACKAGE.parent, set[str]()
+    for file in PACKAGE.rglob("*.py"):
+        module = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        nodes = ast.parse(file.read_text()).body
+        names = {a.name for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names}
+        for node in nodes:
+            if ast.unparse(node).startswith("__all__"):
+                names -= {leaf.value for leaf in ast.walk(node) if isinstance(leaf, ast.Constant)}
+        if file.stem == "__init__":
+            names -= {path.stem for path in file.parent.glob("*")}
+        private |= {f"{module}.{name}" for name in names}
+    assert {
+        name: file.relative_to(root).as_posix()
+        for folder in ("jaxspec", "jaxspec_demo", "configs", "eval", "train", "tests")
+        for file in (root / folder).rglob("*.py")
+        for _, name in imported_names(ast.parse(file.read_text()), "")
+        if name in private
+    } == {}
+
+
 def test_import_is_light() -> None:
     code = f"import sys, jaxspec; print(*sorted({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

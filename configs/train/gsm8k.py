@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jaxspec.config import LlamaConfig
-from jaxspec.training.loop.trainer import TrainConfig
+from jaxspec.training.config import TrainConfig
 
 VOCABULARY = 2048
 BUCKETS = (128, 192, 256, 384)

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoints.directories import SINGLE, parse_config, quantisation_of, read_raw_config
-from jaxspec.checkpoints.formats.quantised import QuantisedMatrix, dequantised
+from jaxspec.checkpoints.formats.quantised import dequantised
+from jaxspec.checkpoints.formats.quantised.matrix import QuantisedMatrix
 from jaxspec.checkpoints.formats.tensor_files import (
     FLOATS,
     INTEGERS,

@@ -38,6 +38,40 @@ from jaxspec.config.text import (
 )
 from jaxspec.config.vision import Qwen3VisionConfig, QwenTowerConfig, QwenVisionConfig, VisionConfig
 
+__all__ = [
+    "Gemma3Config",
+    "Gemma3TextConfig",
+    "Gemma4Config",
+    "Gemma4TextConfig",
+    "Gemma4UnifiedConfig",
+    "Gemma4UnifiedTextConfig",
+    "Gemma4VisionConfig",
+    "LlamaConfig",
+    "LlavaConfig",
+    "LlavaNextConfig",
+    "LlavaOnevisionConfig",
+    "LvlmConfig",
+    "MimoConfig",
+    "MistralConfig",
+    "ModelConfig",
+    "OptConfig",
+    "PixelConfig",
+    "Qwen2Config",
+    "Qwen3Config",
+    "Qwen3VLConfig",
+    "Qwen3VisionConfig",
+    "QwenTowerConfig",
+    "QwenVLConfig",
+    "QwenVisionConfig",
+    "RopeScaling",
+    "RotaryConfig",
+    "TextConfig",
+    "VisionConfig",
+    "text_config",
+    "untied",
+    "with_text",
+]
+
 LvlmConfig = LlavaConfig | Gemma3Config | Gemma4Config | QwenVLConfig
 ModelConfig = TextConfig | LvlmConfig
 

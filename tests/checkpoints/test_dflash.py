@@ -23,7 +23,7 @@ from jaxspec.engine.memory import bytes_held
 from jaxspec.engine.plan import abstract_program
 from jaxspec.errors import InputError
 from jaxspec.heads.blocks import TargetPass, corrected, embedder, joined, pick, read_blocks
-from jaxspec.heads.kinds.dflash import DFlashConfig
+from jaxspec.heads.kinds.dflash.config import DFlashConfig
 from jaxspec.heads.loading import is_head, load_head, read_draft_config, save_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.inputs import PromptRows

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from jaxspec.cli import main
 from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
-from jaxspec.heads.kinds.eagle3 import Eagle3Config
+from jaxspec.heads.kinds.eagle3.config import Eagle3Config
 from jaxspec.heads.loading import is_head, load_head, read_draft_config, save_head
 from jaxspec.publishing.export import export
 from jaxspec.typing import Params

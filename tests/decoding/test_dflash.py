@@ -19,8 +19,7 @@ from safetensors.numpy import load_file
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.heads.files import Server
-from jaxspec.heads.kinds.dflash import DFlashConfig
-from jaxspec.heads.kinds.dflash.config import DFlashText
+from jaxspec.heads.kinds.dflash.config import DFlashConfig, DFlashText
 from jaxspec.heads.loading import save_head
 from jaxspec.loading.models import LoadedHead
 from jaxspec.models.families import text_params

@@ -21,7 +21,7 @@ from jaxspec.config import RopeScaling, text_config
 from jaxspec.errors import InputError
 from jaxspec.heads.files import Server
 from jaxspec.heads.kinds.eagle1 import Eagle1Config
-from jaxspec.heads.kinds.eagle3 import Eagle3Config
+from jaxspec.heads.kinds.eagle3.config import Eagle3Config
 from jaxspec.heads.kinds.vispec import VispecConfig
 from jaxspec.heads.loading import save_head
 from jaxspec.heads.making import new_head

@@ -28,9 +28,9 @@ from jaxspec.errors import InputError
 from jaxspec.heads import kinds
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.kinds.assistant import AssistantConfig
-from jaxspec.heads.kinds.dflash import DFlashConfig
+from jaxspec.heads.kinds.dflash.config import DFlashConfig
 from jaxspec.heads.kinds.eagle1 import Eagle1Config
-from jaxspec.heads.kinds.eagle3 import Eagle3Config
+from jaxspec.heads.kinds.eagle3.config import Eagle3Config
 from jaxspec.heads.kinds.kv_head.config import KVHeadConfig
 from jaxspec.heads.kinds.mtp import MtpConfig
 from jaxspec.heads.kinds.one_pass import OnePassConfig

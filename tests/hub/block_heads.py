@@ -18,7 +18,7 @@ from jaxspec.config import text_config
 from jaxspec.config.text import FULL, SLIDING
 from jaxspec.heads.files import Server
 from jaxspec.heads.kinds import kind_of
-from jaxspec.heads.kinds.dflash import DFlashConfig
+from jaxspec.heads.kinds.dflash.config import DFlashConfig
 from tests.hub.table import ENTRIES
 from tests.tiny.models import eagle_params, random_params
 

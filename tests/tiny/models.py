@@ -14,7 +14,7 @@ import numpy as np
 from jaxspec.config import LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
 from jaxspec.config.text import FULL
 from jaxspec.heads.config import HeadConfig
-from jaxspec.heads.kinds.dflash import DFlashConfig
+from jaxspec.heads.kinds.dflash.config import DFlashConfig
 from jaxspec.heads.kinds.eagle1 import Eagle1Config
 from jaxspec.heads.kinds.eagle3.config import GemmaEagleConfig
 from jaxspec.heads.making import abstract_head, new_head

@@ -20,8 +20,8 @@ from jaxspec.data.prepared import mixture, prepare
 from jaxspec.errors import InputError
 from jaxspec.heads.blocks import TargetPass
 from jaxspec.heads.config import HeadConfig
-from jaxspec.heads.kinds.dflash import DFlashConfig
-from jaxspec.heads.kinds.eagle3 import Eagle3Config
+from jaxspec.heads.kinds.dflash.config import DFlashConfig
+from jaxspec.heads.kinds.eagle3.config import Eagle3Config
 from jaxspec.heads.kinds.kv_head.config import KVHeadConfig
 from jaxspec.heads.loading import load_head, save_head
 from jaxspec.heads.making import init_head, new_head

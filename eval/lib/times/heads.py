@@ -13,7 +13,7 @@ from jaxspec.errors import InputError
 from jaxspec.heads.config import HeadConfig
 from jaxspec.heads.kinds.assistant import AssistantConfig
 from jaxspec.heads.kinds.eagle1 import Eagle1Config
-from jaxspec.heads.kinds.eagle3 import Eagle3Config
+from jaxspec.heads.kinds.eagle3.config import Eagle3Config
 from jaxspec.heads.making import new_head
 
 ASSISTANTS = {3840: (1024, 8192, 16, 0), 2560: (256, 2048, 4, 2048)}
