@@ -194,8 +194,8 @@ def prefix(owner: str, tokens: list[int], size: int = 100, images: str = "") -> 
     shown = np.where(number < len(images), number, -1).astype(np.int32)
     sources = np.where(number < len(images), 0, -1)[:, None]
     row = PromptRow(np.asarray(tokens), sources, None, None, shown)
-    keys = (jnp.zeros((1, 1, size // 2, 1), jnp.int8),)
-    cache = KVCache(keys, keys, np.zeros(0, np.int32), np.zeros(0, np.int32))  # type: ignore
+    keys = (jnp.zeros((1, 1, (size - 8) // 4, 1), jnp.float16),)
+    cache = KVCache(keys, keys, jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
     return Prefix(owner, row, tuple(images), cache)
 
 
@@ -210,7 +210,7 @@ def test_the_oldest_prefixes_make_room() -> None:
     kept.add(prefix("", [7], 400))
     assert not kept.kept
     kept.add(a)
-    kept.add(replace(d, cache=replace(d.cache, k=()), features=jnp.zeros(250, jnp.int8)))
+    kept.add(replace(d, cache=replace(d.cache, k=()), features=jnp.zeros(240, jnp.int8)))
     assert len(kept.kept) == 1
 
 
