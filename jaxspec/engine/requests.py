@@ -22,7 +22,6 @@ from jaxspec.engine.memory import Sizes
 from jaxspec.errors import InputError, check_counts, check_seed, located
 from jaxspec.models.lvlms.gemma4 import SOFT_TOKENS
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
-from jaxspec.prompts.messages import Message
 from jaxspec.prompts.rows import PromptRow
 
 Made = TypeVar("Made")
@@ -259,9 +258,7 @@ def encode(
                 encoded.append(request)
                 continue
             request = Request(request) if isinstance(request, str) else request
-            prompt = request.prompt
-            if not isinstance(prompt, Prompt):
-                prompt = encoder_of(request, encoder).prompt(*contents(request))
+            prompt = prompt_of(request, encoder)
             values = vars(request) | _resolved(request, prompt, encoder, defaults or {})
             values |= {"images": (), "messages": (), "thinking": None, "name": name}
             values["prompt"] = replace(prompt, images=tuple(map(Picture.of, prompt.images)))
@@ -274,18 +271,25 @@ def nth_seed(seed: int, n: int) -> int:
     return (seed + n) % 2**32
 
 
-def encoder_of(request: Request, encoder: PromptEncoder) -> PromptEncoder:
-    """Return the encoder that thinks as a request says."""
-    if request.thinking is None:
-        return encoder
-    return replace(encoder, thinking=request.thinking)
+def prompt_of(
+    request: Request,
+    encoder: PromptEncoder,
+    before: tuple[Prompt[ImageSource], Sequence[int]] | None = None,
+) -> Prompt[ImageSource]:
+    """Return the prompt of a request's question or messages, or the one that it holds.
 
-
-def contents(request: Request) -> tuple[str | list[Message], Sequence[ImageSource]]:
-    """Return a request's question and its images, or its messages with their images."""
-    if isinstance(request.prompt, str):
-        return request.prompt, request.images
-    return read_messages(request.messages, request.images), ()
+    before: The prompt, and the tokens of its answer, that the question follows.
+    """
+    if isinstance(request.prompt, Prompt):
+        return request.prompt
+    if request.thinking is not None:
+        encoder = replace(encoder, thinking=request.thinking)
+    question, images = request.prompt, request.images
+    if question is None:
+        question, images = read_messages(request.messages, request.images), ()
+    if before is None:
+        return encoder.prompt(question, images)
+    return encoder.follow_up(*before, question, images)
 
 
 def _resolved(

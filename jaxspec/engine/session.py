@@ -12,7 +12,7 @@ from jaxspec.cache import KVCache
 from jaxspec.data.images import ImageSource
 from jaxspec.engine.batches.batch import Batch
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.requests import Request, Result, contents, encoder_of
+from jaxspec.engine.requests import Request, Result, prompt_of
 from jaxspec.errors import InputError
 from jaxspec.loading.models import LoadedModel
 from jaxspec.prompts.encoder import Prompt
@@ -34,8 +34,8 @@ class Session:
             kind = type(engine.target).__name__
             raise InputError(f"session: needs one loaded target, not a {kind}; use generate")
         self.engine = engine
-        self._prompt: Prompt | None = None
-        self._answer: tuple[int, ...] = ()
+        self._turn: tuple[Prompt, tuple[int, ...]] | None = None
+        """The newest prompt and its answer."""
         self._cache: KVCache | None = None
         self._cached: PromptRow | None = None
         """Row of tokens and image slots that the cache holds."""
@@ -52,17 +52,13 @@ class Session:
             kind = type(question).__name__
             raise InputError(f"question: a {kind}; give a string, and options by name")
         request = Request(question, images=images, **options)
-        encoder = encoder_of(request, self.engine.encoder)
-        if self._prompt is None:
-            prompt = encoder.prompt(*contents(request))
-        else:
-            prompt = encoder.follow_up(self._prompt, self._answer, *contents(request))
+        prompt = prompt_of(request, self.engine.encoder, self._turn)
         request = replace(request, prompt=prompt, images=(), messages=(), thinking=None)
         (read,) = self.engine.batcher.read([request])
         row = read.rows[0]
         batch = Batch(self.engine.batcher, [read], past=self._past(row))
         *_, (result,) = batch.answers([read])
-        self._prompt, self._answer, self._cache = read.prompt, result.tokens, batch.state.target
+        self._turn, self._cache = (read.prompt, result.tokens), batch.state.target
         # As far as plain decoding has read when it writes the last token. A block may have read
         # past a stop string, and a token rounds differently in a pass and in the next prefill.
         self._cached = row.followed_by(result.tokens[:-1])

@@ -197,8 +197,8 @@ def test_results_streams_and_sessions_have_reasoning_apart(engine: Engine) -> No
     answers = [session.ask(question, max_new_tokens=16) for question in ("Who?", "Why?")]
     assert [(result.reasoning, result.text) for result in answers] == [("Hm", "It.")] * 2
     said = [*dialogue([("Who?", "It.")]), user_message("Why?")]
-    assert session._prompt is not None
-    assert session._prompt.tokens.tolist() == engine.encoder.prompt(said).tokens.tolist()
+    assert session._turn is not None
+    assert session._turn[0].tokens.tolist() == engine.encoder.prompt(said).tokens.tolist()
 
 
 def test_the_server_sends_reasoning_apart_and_takes_it_back(engine: Engine) -> None:
