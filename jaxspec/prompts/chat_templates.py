@@ -14,9 +14,10 @@ _VICUNA = (
     "{{ message['content'] | selectattr('type', 'equalto', 'text') | map(attribute='text')"
     " | join('\\n') }}{% endif %}"
     "{{ {'user': ' ASSISTANT:', 'assistant': eos_token, 'system': ' '}[message['role']] }}"
+    "{% if message['role'] == 'assistant' and not loop.last %}{{ 'NEXT' }}{% endif %}"
     "{% endfor %}"
 )
-"""Vicuna's form as a template. `SPACE` and `IMAGE` are replaced by the tokeniser's own."""
+"""Vicuna's form as a template. `SPACE`, `NEXT` and `IMAGE` are replaced by the tokeniser's own."""
 
 
 def chat_templates(encoder: PromptEncoder) -> dict[str, str]:
@@ -40,6 +41,14 @@ def chat_templates(encoder: PromptEncoder) -> dict[str, str]:
 
 def _vicuna(encoder: PromptEncoder) -> str:
     """Return Vicuna's form as a template that gives the same ids with this tokeniser."""
-    role, answer, dialogue = (encoder.ids(text) for text in ("ASSISTANT:", "A", "ASSISTANT: A"))
-    space = " " if role + answer == dialogue else ""
-    return _VICUNA.replace("SPACE", space).replace("IMAGE", encoder.image_text)
+    pairs = {"SPACE": ("ASSISTANT:", "A"), "NEXT": (encoder.tokenizer.eos_token or "", "USER:")}
+    template = _VICUNA
+    for name, texts in pairs.items():
+        template = template.replace(name, _between(encoder, *texts))
+    return template.replace("IMAGE", encoder.image_text)
+
+
+def _between(encoder: PromptEncoder, first: str, second: str) -> str:
+    """Return the space between two texts with which their ids are those of each by itself."""
+    first_ids, second_ids, ids = map(encoder.ids, (first, second, f"{first} {second}"))
+    return " " if ids == [*first_ids, *second_ids] else ""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
+from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.engine.requests import Request, encode
 from jaxspec.errors import InputError
 from jaxspec.prompts.chat_templates import chat_templates
@@ -19,6 +21,7 @@ from jaxspec.serve.messages import Limits
 from tests import tiny
 from tests.hub.configs import GEMMA4
 
+MINI = Path(__file__).parents[2] / "jaxspec_demo" / "mini" / "target"
 CHATML = (
     "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}"
     "{% endif %}"
@@ -149,11 +152,13 @@ def test_templates_for_transformers(name, sees):
         assert words.encode(text, add_special_tokens=False) == prompt
 
 
-def test_what_is_written_without_a_template_is_one_for_transformers():
+@pytest.mark.parametrize("words", [tiny.tokenizer(), load_tokenizer(MINI)], ids=["tiny", "mini"])
+def test_what_is_written_without_a_template_is_one_for_transformers(words):
     """The template written for a model without one renders whole conversations, with images and
-    with contents as text or parts, as this library does.
+    with contents as text or parts, as this library does. The mini tokeniser puts a space in front
+    of a text, but not behind the end of an answer.
     """
-    encoder = PromptEncoder(tiny.tokenizer(), tiny.SPECIAL.index("<image>"))
+    encoder = PromptEncoder(words, words.convert_tokens_to_ids("<image>"))
     turns = [("<image>\nWho?", "Me."), ("Why?", "No.")]
     ((tokens, _),) = encoder.dialogues([dialogue(turns, [None], "Be kind.")])
     template = chat_templates(encoder)["default"]
@@ -164,8 +169,8 @@ def test_what_is_written_without_a_template_is_one_for_transformers():
             for role, part in zip(("user", "assistant") * 2, contents)
         ]
         said = [{"role": "system", "content": "Be kind."}, *said]
-        text = encoder.tokenizer.apply_chat_template(said, chat_template=template, tokenize=False)
-        assert [encoder.tokenizer.bos_token_id, *encoder.tokenizer.encode(text)] == tokens.tolist()
+        text = words.apply_chat_template(said, chat_template=template, tokenize=False)
+        assert [words.bos_token_id, *encoder.ids(text)] == tokens.tolist()
 
 
 def test_one_bos_at_most():
