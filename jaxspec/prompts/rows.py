@@ -184,20 +184,29 @@ def prompt_row(showing: Showing, prompt: Prompt, captions: Sequence[str] = ()) -
     return row
 
 
-def stack_rows(forms: Sequence[Sequence[PromptRow]], width: int) -> tuple[PromptRows, ...]:
-    """Return host arrays of prompts in one or more forms, right-padded to `width` slots.
+def stack_rows(rows: Sequence[PromptRow], width: int, mrope: bool = False) -> PromptRows:
+    """Return host arrays of prompts, right-padded to `width` slots.
 
-    Either all forms have rotary positions or none has: a draft's views are one batch.
-
-    forms: For each form, the row of each prompt.
+    mrope: Whether to write rotary positions of three axes also if no row has any: a draft's views
+      are one batch.
     """
-    mrope = any(row.rotary is not None for rows in forms for row in rows)
-    return tuple(_stack(rows, width, mrope) for rows in forms)
+    tokens, length = pad_rows([row.tokens for row in rows], width)
+    sources = _pad([row.sources for row in rows], width, TEXT)
+    blend = _pad([row.blend for row in rows], width, 0)
+    rotary = shift = None
+    if mrope or any(row.rotary is not None for row in rows):
+        rotary = np.tile(np.arange(width, dtype=np.int32), (len(rows), 3, 1))
+        for i, row in enumerate(rows):
+            if row.rotary is not None:
+                rotary[i, :, : len(row)] = row.rotary
+        shift = np.asarray([row.shift for row in rows], np.int32)
+    columns: Any = tokens, length, sources, blend, rotary, shift
+    return PromptRows(*columns)
 
 
 def part_of(row: PromptRow, start: int, width: int) -> PromptRows:
     """Return the slots of a row from `start` on, at most `width` and padded to so many."""
-    (rows,) = stack_rows([[row[start : start + width]]], width)
+    rows = stack_rows([row[start : start + width]], width)
     if rows.rotary is None:
         return rows
     shift: Any = np.asarray([row.shift], np.int32)
@@ -215,25 +224,6 @@ def image_spans(slot_images: Sequence[np.ndarray], most: int) -> np.ndarray:
             slots = np.flatnonzero(images == i)
             spans[row, i] = slots[0], len(slots)
     return spans
-
-
-def _stack(rows: Sequence[PromptRow], width: int, mrope: bool) -> PromptRows:
-    """Return the rows padded to a width.
-
-    mrope: Whether their model has rotary positions of three axes.
-    """
-    tokens, length = pad_rows([row.tokens for row in rows], width)
-    sources = _pad([row.sources for row in rows], width, TEXT)
-    blend = _pad([row.blend for row in rows], width, 0)
-    rotary = shift = None
-    if mrope:
-        rotary = np.tile(np.arange(width, dtype=np.int32), (len(rows), 3, 1))
-        for i, row in enumerate(rows):
-            if row.rotary is not None:
-                rotary[i, :, : len(row)] = row.rotary
-        shift = np.asarray([row.shift for row in rows], np.int32)
-    columns: Any = tokens, length, sources, blend, rotary, shift
-    return PromptRows(*columns)
 
 
 def _pad(rows: Sequence[np.ndarray | None], width: int, fill: int) -> np.ndarray | None:

@@ -209,7 +209,7 @@ class ConversationBatches:
         if self.packing:
             whole = stacked(parts, width, model.model.mrope)
         else:
-            (whole,) = stack_rows([[row for ((row, _),) in parts]], width)
+            whole = stack_rows([row for ((row, _),) in parts], width)
         tiles *= view.reads_images and model.images is not None
         if tiles and whole.sources is None:  # so that rows without images share the program
             blended = model.model.blended(view.pool)

@@ -81,7 +81,7 @@ def joined(parts: Sequence[tuple[PromptRow, int]], mrope: bool = False) -> Promp
 
 def stacked(rows: Sequence[Sequence[tuple[PromptRow, int]]], width: int, mrope: bool) -> PromptRows:
     """Return host arrays of rows of conversations, right-padded to `width` slots."""
-    (stack,) = stack_rows([[joined(row, mrope) for row in rows]], width)
+    stack = stack_rows([joined(row, mrope) for row in rows], width)
     first = np.zeros((len(rows), width), np.int32)
     for i, row in enumerate(rows):
         lengths = [len(part) for part, _ in row]

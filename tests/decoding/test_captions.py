@@ -162,6 +162,26 @@ def test_every_image_of_both_turns_is_captioned_in_order(
     assert [result.caption_ms for result in plain] == [0.0, 0.0]
 
 
+def test_a_captioner_holds_few_images_at_once(loaded: tuple[LoadedModel, LoadedModel]) -> None:
+    """The captioner gets at most 16 images of a call at a time, and each request its own."""
+    sizes = []
+
+    class Sizing(Counting):
+        def caption(self, images: Sequence[Image.Image]) -> list[Caption]:
+            sizes.append(len(images))
+            return super().caption(images)
+
+    captioner = Sizing()
+    engine = Engine(*loaded, EngineConfig(views=("C",), gamma=2), captioner)
+    pages = [page(i) for i in range(19)]
+    requests = [Request("Two?", NEW, images=pages[i : i + 2]) for i in range(0, 19, 2)]
+    read = engine.batcher.read(requests)
+    assert sizes == [16, 3]
+    assert captioner.asked == [image_hash(x) for x in pages]
+    said = engine.encoder.text(read[8].rows[1].tokens.tolist())
+    assert all(f"says {image_hash(x)[:6]}" in said for x in pages[16:18])
+
+
 def test_a_captioner_that_leaves_an_image_out_is_named(
     loaded: tuple[LoadedModel, LoadedModel],
 ) -> None:

@@ -155,7 +155,7 @@ def test_rewrite_shows_feature_rows() -> None:
     assert row.blend[[1, 2, 4]].tolist() == [[0.5, 0.5], [1, 0], [1, 0]]
     assert row.rotary is not None
     assert row.rotary.tolist() == [[0, 1, 2, 3, 4, 9], [0, 1, 2, 3, 8, 9], [0, 1, 2, 3, 6, 9]]
-    (batch,) = stack_rows([[row]], 8)
+    batch = stack_rows([row], 8)
     assert int(batch.shift[0]) == 10 - 6
     longer = row.followed_by([7, 99])
     assert longer.rotary is not None

@@ -114,7 +114,7 @@ def test_positions(positions, sizes, words):
         return
     expected, shift = positions(whole, grids)
     np.testing.assert_array_equal(row.rotary, expected)
-    (batch,) = stack_rows([[row]], len(whole) + 3)
+    batch = stack_rows([row], len(whole) + 3)
     assert batch.shift is not None
     assert int(batch.shift[0]) == shift
     longer, _ = positions([*whole, 8, 9], grids)
@@ -153,11 +153,11 @@ def test_a_text_draft_has_no_rotary_positions():
     shown = reader().slots((200, 300), None)
     m = rewrite(np.asarray([1, IMAGE, 5]), IMAGE, [shown])
     t = rewrite(np.asarray([1, IMAGE, 5]), IMAGE, [[4]])
-    (target,), (view,) = (stack_rows([[row]], 100) for row in (m, t))
+    target, view = (stack_rows([row], 100) for row in (m, t))
     assert target.rotary is not None
     assert view.rotary is None
     assert view.shift is None
-    mixed, text = stack_rows([[m], [t]], 100)
+    mixed, text = (stack_rows([row], 100, mrope=True) for row in (m, t))
     np.testing.assert_array_equal(mixed.rotary, target.rotary)
     assert text.rotary is not None
     assert text.shift is not None

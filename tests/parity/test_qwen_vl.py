@@ -108,7 +108,7 @@ def our_rows(
         )
         for row, seen in zip(rows, images)
     ]
-    (batch,) = stack_rows([made], width)
+    batch = stack_rows(made, width)
     given = image_inputs(loaded, images, 32)
     assert given is not None
     return made, batch, given

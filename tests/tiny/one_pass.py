@@ -129,7 +129,7 @@ def _agreements(
     assert target.images is not None
     showing = Showing(VIEWS["M"], prompt_encoder(target), target.images, target.images)
     whole = [prompt_row(showing, prompt).followed_by(x) for prompt, x in zip(prompts, answers)]
-    (rows,) = stack_rows([whole], max(map(len, whole)))
+    rows = stack_rows(whole, max(map(len, whole)))
     sizes = [[(image.height, image.width) for image in prompt.images] for prompt in prompts]
     tiles = max(sum(target.images.tiles(size, len(each)) for size in each) for each in sizes)
     images = image_inputs(target, [prompt.images for prompt in prompts], tiles)

@@ -69,7 +69,7 @@ def whole_row(
     view, prompt = VIEWS["M" if reader else "T"], replace(prompt, images=pictures)
     row = prompt_row(Showing(view, prompt_encoder(target), reader, reader), prompt)
     row = row.followed_by(answer)
-    (rows,) = stack_rows([[row]], -(-len(row) // PASS) * PASS)
+    rows = stack_rows([row], -(-len(row) // PASS) * PASS)
     if reader is None:
         return rows, None
     sizes = [(image.height, image.width) for image in pictures]

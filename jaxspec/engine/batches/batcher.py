@@ -8,7 +8,7 @@ similar sizes are *stacked* into one batch of numpy arrays and *prefilled* toget
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.cache import KVCache
+from jaxspec.data.images import MOST_DECODED
 from jaxspec.decoding.collaboration.combination import check_settings
 from jaxspec.decoding.inputs import PromptBatch, Prompts
 from jaxspec.decoding.settings import Processing
@@ -56,7 +57,7 @@ class Batcher:
     assembly: Assembly
     config: Batching
     captioner: Captioner | None = None
-    """Captioner of view C, called once for all images of a call."""
+    """Captioner of view C, called for a few of the images at a time."""
     most = sys.maxsize
     """Maximum requests that share a batch, in whose rows they take turns."""
 
@@ -120,15 +121,8 @@ class Batcher:
     ) -> list[EncodedRequest]:
         """Return the requests with token rows and sizes; those that have them stay as they are."""
         fresh = [request for request in encoded if not request.rows]
-        count = sum(len(request.prompt.images) for request in fresh)
-        captions = [Caption("")] * count
-        if captioner is not None:
-            captions = captioner.caption([*chain(*decoded_images(fresh))])
-            if len(captions) != count:
-                counts = f"{len(captions)} captions of {count} images"
-                raise InputError(f"captioner: {counts}; let it return one an image")
-        unused = iter(captions)
-        parts = [[*islice(unused, len(request.prompt.images))] for request in fresh]
+        captions = _captions(fresh, captioner)
+        parts = [[*islice(captions, len(request.prompt.images))] for request in fresh]
         written = iter(each(self._written, fresh, parts))
         return [request if request.rows else next(written) for request in encoded]
 
@@ -290,7 +284,7 @@ class Batcher:
             for tower, tiles in zip(towers, sizes.tiles, strict=True)
         ]
         forms, members = zip(*(request.rows for request in padded)), len(self.program.members)
-        rows = [stack_rows([form], sizes.length)[0] for form in islice(forms, members)]
+        rows = [stack_rows(form, sizes.length) for form in islice(forms, members)]
         weights, sources = None, list[Any]()
         if self.assembly.weights:
             weights = np.tile(np.asarray(self.assembly.weights, np.float32), (count, 1))
@@ -299,7 +293,8 @@ class Batcher:
             self.program.sources, images[members:], sizes.sources
         ):
             views = [*islice(forms, len(source.forms))]
-            stacked = stack_rows(views, source_sizes[0]) if views else ()
+            mrope = any(row.rotary is not None for row in chain(*views))
+            stacked = tuple(stack_rows(view, source_sizes[0], mrope) for view in views)
             sources.append(source.inputs(stacked, tiles, slot_images, source_sizes))
         batch = self.program.inputs(rows, images[:members], weights, tuple(sources))
         return batch.replace(features=features)
@@ -315,11 +310,32 @@ class Batcher:
         pictures = decoded_images([request])
         prompts = []
         for row, tower, tiles in zip(rows, self.assembly.towers, request.sizes.tiles):
-            (stacked,) = stack_rows([[row.followed_by(tokens)]], width)
+            stacked = stack_rows([row.followed_by(tokens)], width)
             limits = [request.image_limits]
             images = tower and image_inputs(tower.model, pictures, tiles, limits, tower.changes)
             prompts.append(Prompts(stacked, images))
         return tuple(prompts), np.asarray([len(row) - 1 for row in rows], np.int32)
+
+
+def _captions(requests: Sequence[EncodedRequest], captioner: Captioner | None) -> Iterator[Caption]:
+    """Yield a caption for each image of the requests, "" without a captioner.
+
+    At most `MOST_DECODED` images are decoded at once.
+    """
+    named = [(request.name, image) for request in requests for image in request.prompt.images]
+    if captioner is None:
+        yield from [Caption("")] * len(named)
+        return
+    for start in range(0, len(named), MOST_DECODED):
+        images = []
+        for name, picture in named[start : start + MOST_DECODED]:
+            with located(name):
+                images.append(picture.rgb())
+        captions = captioner.caption(images)
+        if len(captions) != len(images):
+            counts = f"{len(captions)} captions of {len(images)} images"
+            raise InputError(f"captioner: {counts}; let it return one an image")
+        yield from captions
 
 
 def _alike(requests: Sequence[EncodedRequest]) -> list[EncodedRequest]:
