@@ -15,8 +15,8 @@ from jaxspec.errors import InputError
 from jaxspec.training.conversations import GROUP, ConversationBatches
 from jaxspec.training.loop.batches import made_ahead
 
-THREADS = min(4, os.cpu_count() or 1)
-"""Threads that make batches; decoding an image releases Python's lock."""
+AHEAD = 4
+"""Batches that threads make ahead, after the one that is asked for."""
 SURVEYED = 4 * GROUP
 """Maximum steps whose rows a survey reads."""
 SURE = 512
@@ -50,7 +50,9 @@ class CountedBatches:
 
     def __call__(self, step: int) -> Any:
         if self._ready is None:
-            self._ready = made_ahead(self._counted, range(step, self._steps), THREADS)
+            threads = min(AHEAD, os.cpu_count() or 1)  # decoding images releases Python's lock
+            steps = range(step, self._steps)
+            self._ready = made_ahead(self._counted, steps, AHEAD, threads)
         batch, lost = next(self._ready)
         self._lost += lost
         self._read += self._rows.batch

@@ -21,8 +21,8 @@ Made = TypeVar("Made")
 Batches = Callable[[int], Any]
 """Makes this process's rows of a step's batch; called from one thread, with one step after the
 other. All processes make arrays of the same shapes."""
-DEPTH = 4
-"""Maximum batches that threads make ahead, and that lie on the mesh ahead."""
+ON_MESH = 3
+"""Maximum batches on the mesh after the one that is asked for."""
 
 
 def own_rows(batches: Batches, mesh: Mesh) -> Batches:
@@ -32,16 +32,19 @@ def own_rows(batches: Batches, mesh: Mesh) -> Batches:
 
 
 def made_ahead(
-    make: Callable[[int], Made], steps: range, threads: int = 1
+    make: Callable[[int], Made], steps: range, ahead: int, threads: int = 1
 ) -> Generator[Made, None, None]:
-    """Yield what a function makes for each step, in order; threads make up to `DEPTH` ahead."""
+    """Yield what a function makes for each step, in order.
+
+    Threads make the results of up to `ahead` steps after the one that is asked for.
+    """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="batches")
     try:
-        ahead = deque(pool.submit(make, step) for step in steps[:DEPTH])
+        made = deque(pool.submit(make, step) for step in steps[:ahead])
         for step in steps:
-            yield ahead.popleft().result()
-            if step + DEPTH in steps:
-                ahead.append(pool.submit(make, step + DEPTH))
+            if step + ahead in steps:
+                made.append(pool.submit(make, step + ahead))
+            yield made.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -54,7 +57,7 @@ def read_ahead(batches: Batches, steps: range, mesh: Mesh) -> Generator[Any, Non
         batch = batches(step)
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), batch)
 
-    return made_ahead(put, steps)
+    return made_ahead(put, steps, ON_MESH)
 
 
 def check_rows(batch: Any, most: int) -> None:
