@@ -32,9 +32,10 @@ close = partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5)
 
 
 def drawn(queries: int, slots: int, kv_heads: int = K) -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(0)
     shapes = (B, queries, N, H), (B, kv_heads, slots, H), (B, kv_heads, slots, H)
     # type: ignore[return-value]
-    return tuple(jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes))
+    return tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
 
 
 def output_and_gradients(read: Any, *args: Array) -> tuple[Array, tuple[Array, ...]]:
@@ -134,8 +135,9 @@ def test_what_follows_is_not_read() -> None:
     """
     q, k, v = drawn(2 * BLOCK, 2 * BLOCK)
     positions = jnp.broadcast_to(jnp.arange(2 * BLOCK), (B, 2 * BLOCK))
-    clean = attend(q, k, v, positions)
-    dirty = attend(q, k.at[:, :, BLOCK:].set(jnp.nan), v, positions)
+    read = jax.jit(attend)
+    clean = read(q, k, v, positions)
+    dirty = read(q, k.at[:, :, BLOCK:].set(jnp.nan), v, positions)
     np.testing.assert_array_equal(clean[:, :BLOCK], dirty[:, :BLOCK])
 
 
@@ -174,14 +176,10 @@ def test_the_kernel_reads_what_whole_scores_do(count: int, split: bool, owned: b
     with on_mesh(make_mesh(model=2, data=2) if split else None):
         found = run(q, k, v, *([owner] if owned else []))
     if owned:
-        close(
-            found,
-            attend_freely(
-                q, k.swapaxes(1, 2), v.swapaxes(1, 2), owner[:, :, None] == owner[:, None]
-            ),
-        )
+        keys, values, same = k.swapaxes(1, 2), v.swapaxes(1, 2), owner[:, :, None] == owner[:, None]
+        close(found, jax.jit(attend_freely)(q, keys, values, same))
     else:
-        close(found, attend_whole(q, k, v, positions))
+        close(found, jax.jit(attend_whole)(q, k, v, positions))
 
 
 def test_the_kernels_gradients_are_those_of_whole_scores() -> None:
@@ -190,11 +188,12 @@ def test_the_kernels_gradients_are_those_of_whole_scores() -> None:
     def loss(attention, *args: Array) -> Array:
         return jnp.sum(jnp.sin(attention(*args)))
 
-    ours = jax.jit(jax.grad(partial(loss, partial(splash, interpret=True)), argnums=(0, 1, 2)))(
-        *args
-    )
-    theirs = jax.grad(partial(loss, partial(attend_whole, positions=positions)), argnums=(0, 1, 2))(
-        *args
+    ours, theirs = (
+        jax.jit(jax.grad(partial(loss, attention), argnums=(0, 1, 2)))(*args)
+        for attention in (
+            partial(splash, interpret=True),
+            partial(attend_whole, positions=positions),
+        )
     )
     jax.tree.map(close, ours, theirs)
 
@@ -216,6 +215,7 @@ def test_images_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 WINDOW = 5
 
 
+@jax.jit
 def reads(visible: np.ndarray, q: Array, k: Array, v: Array) -> Array:
     """Return attention to the slots [B, T, S] that are marked, from whole arrays."""
     keys, values = (jnp.repeat(leaf, N // K, axis=1).swapaxes(1, 2) for leaf in (k, v))
@@ -230,10 +230,10 @@ def test_a_window_hides_all_but_the_newest_tokens(monkeypatch: pytest.MonkeyPatc
     distance = positions[..., None] - np.arange(70)
     args = drawn(40, 70)
     expected = reads((distance >= 0) & (distance < WINDOW), *args)
-    windowed = partial(attend, *args, jnp.asarray(positions), window=WINDOW)
-    close(windowed(), expected)
-    monkeypatch.setattr(attention, "BLOCK", 8)
-    close(jax.jit(windowed)(), expected)
+    for block in (BLOCK, 8):
+        monkeypatch.setattr(attention, "BLOCK", block)
+        windowed = jax.jit(partial(attend, window=WINDOW))
+        close(windowed(*args, jnp.asarray(positions)), expected)
     whole = drawn(130, 130)
     distance = np.arange(130)[:, None] - np.arange(130)
     kernel = jax.jit(partial(splash, window=WINDOW, interpret=True))(*whole)
@@ -263,6 +263,6 @@ def test_a_window_counts_the_positions_of_a_tree() -> None:
                 visible[row, query, slot] = ancestor and depth[node] - at < WINDOW
     positions = np.asarray(roots)[:, None] + np.arange(nodes - count, nodes)
     mask = jnp.asarray(seen[None, -count:])
-    found = attend(*args, jnp.asarray(positions), mask, window=WINDOW)
+    found = jax.jit(partial(attend, window=WINDOW))(*args, jnp.asarray(positions), mask)
     close(found, reads(visible, *args))
     assert depth.max() >= WINDOW  # one node does not see the root

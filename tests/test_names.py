@@ -35,8 +35,8 @@ def loaded(name: str) -> ModuleType | None:
 
 def faults(tree: ast.Module) -> Iterator[str]:
     """Yield lines that import what a module of ours lacks, or read it as an attribute."""
-    modules = dict[str, ModuleType | None]()
-    for node in ast.walk(tree):
+    modules, nodes = dict[str, ModuleType | None](), [*ast.walk(tree)]
+    for node in nodes:
         try:
             if isinstance(node, ast.Import):
                 found = {a.asname or "": loaded(a.name) for a in node.names if ours(a.name)}
@@ -52,10 +52,10 @@ def faults(tree: ast.Module) -> Iterator[str]:
         except ModuleNotFoundError as error:
             yield f"line {node.lineno}: {error.name}"
     # A name that the file also gives to something else is not followed.
-    stored = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    stored = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    names = [node for node in nodes if isinstance(node, ast.Name)]
     stored |= {name.id for name in names if not isinstance(name.ctx, ast.Load)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             module = None if node.value.id in stored else modules.get(node.value.id)
             if module is not None and not hasattr(module, node.attr):

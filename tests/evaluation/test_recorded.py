@@ -57,8 +57,9 @@ def test_the_replay_drafts_as_the_source_does(
     """In the replay, as in the source, a chain's tokens match earlier drafts, and a tree's nodes
     only what was verified.
     """
-    source, prompt = LookupSource(10, alone=True), jnp.asarray([tokens[:-1]])
-    rows = PromptRows(prompt, jnp.asarray([prompt.shape[1]]), in_order(prompt == IMAGE))
+    source, read = LookupSource(10, alone=True), len(tokens) - 1
+    prompt = jnp.asarray([[*tokens[:-1], *[0] * (12 - read)]])  # all cases have one shape
+    rows = PromptRows(prompt, jnp.asarray([read]), in_order(prompt == IMAGE))
     cache: Any = None
     committed = Committed({}, jnp.asarray([tokens[-1:]]), jnp.asarray([1]), cache, 1)
     first, begun = source.begin(committed, Text.of(rows, 4))
