@@ -96,6 +96,7 @@ def loss_of(config: LlavaConfig, embeddings: np.ndarray, vocabulary: np.ndarray)
 
     @mean_of_rows
     def loss(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        """Return the loss of a batch, and metrics."""
         model = Llava(config)
         features = apply(model, params, batch["pixels"][:, None], method="encode")
         tokens = apply(model, params, features, method="project")

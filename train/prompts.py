@@ -68,7 +68,8 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
         prompts["gsm8k"] += _columns(file, "question", "answer")
     file = options.data / "humaneval" / "HumanEval.jsonl.gz"
     held_out["humaneval"] += [
-        (_completed(head), rest) for head, rest in _columns(file, "prompt", "canonical_solution")
+        (_completed(head), remainder)
+        for head, remainder in _columns(file, "prompt", "canonical_solution")
     ]
     file = options.data / "mmspec" / "mmspec_24.jsonl"
     with reading(f"{file}: turns without a first one", "fetch the file again"):

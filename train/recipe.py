@@ -194,8 +194,9 @@ def main(args: Sequence[str] | None = None) -> Path | None:
         return None
 
     def finish() -> None:
+        """Write the model, push it if asked, and forget a trial's checkpoints."""
         write()
-        print(*(f"wrote {place}" for place in places.values()), sep="\n")
+        print(*(f"wrote {path}" for path in places.values()), sep="\n")
         if repository is not None:
             overwritten = huggingface.SaveOptions(overwrite=True)
             card_target = None  # a head's own files name its target
@@ -229,7 +230,7 @@ def parse_all(args: Sequence[str]) -> tuple[dict[str, Recipe | HeadRecipe], Any]
         if several and not isinstance(recipe, HeadRecipe):
             raise InputError(f"{name}: trains a draft model; give it alone")
     parsed = {name: parse(name, recipe, options, several) for name, recipe in recipes.items()}
-    common = next(given for _, given in parsed.values())
+    _, common = next(iter(parsed.values()))
     if several and common.push is not None:
         raise InputError(f"--push {common.push}: works only with one recipe; leave it out")
     return {Path(name).stem: recipe for name, (recipe, _) in parsed.items()}, common
@@ -262,8 +263,8 @@ def destination(
 def drawn(recipe: StagedRecipe, paths: Mapping[str, Path]) -> DataSets:
     """Return the picture book's samples for each of its names without a path of its own."""
     names = {name for stage in recipe.stages for name, _ in stage.data}
-    own = [name for name in names if paths.get(name, Path(name)) == Path(name)]
-    return {name: source for name in own if (source := named(name))}
+    pathless = [name for name in names if paths.get(name, Path(name)) == Path(name)]
+    return {name: source for name in pathless if (source := named(name))}
 
 
 def parse(

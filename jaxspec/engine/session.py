@@ -54,11 +54,11 @@ class Session:
         request = Request(question, images=images, **options)
         prompt = prompt_of(request, self.engine.encoder, self._turn)
         request = replace(request, prompt=prompt, images=(), messages=(), thinking=None)
-        (read,) = self.engine.batcher.read([request])
-        row = read.rows[0]
-        batch = Batch(self.engine.batcher, [read], past=self._past(row))
-        *_, (result,) = batch.answers([read])
-        self._turn, self._cache = (read.prompt, result.tokens), batch.state.target
+        (encoded,) = self.engine.batcher.read([request])
+        row = encoded.rows[0]
+        batch = Batch(self.engine.batcher, [encoded], past=self._past(row))
+        *_, (result,) = batch.answers([encoded])
+        self._turn, self._cache = (encoded.prompt, result.tokens), batch.state.target
         # As far as plain decoding has read when it writes the last token. A block may have read
         # past a stop string, and a token rounds differently in a pass and in the next prefill.
         self._cached = row.followed_by(result.tokens[:-1])

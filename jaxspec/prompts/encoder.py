@@ -225,7 +225,7 @@ class PromptEncoder:
         return templates.vicuna_turn(self.tokenizer, self.decoder, messages, self.image_text)
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of a text without BOS, its special tokens among them."""
+        """Return the ids of a text, also of its special tokens, without BOS."""
         return self.tokenizer.encode(self._with_placeholders(text), add_special_tokens=False)
 
     def text_ids(self, text: str) -> list[int]:

@@ -93,7 +93,7 @@ def _start(first: str, endings: Sequence[str]) -> str:
     At a text's end the beginning of a token counts too: templates join the parts of a message.
     """
     cuts = {ending[:n] for ending in endings for n in range(len(ending))}
-    whole, cut = ("|".join(map(re.escape, words)) for words in (endings, cuts))
+    whole, cut = ("|".join(map(re.escape, parts)) for parts in (endings, cuts))
     is_near_end = rf"(?![\s\S]{{{max(map(len, endings)) + 1}}})"  # quicker than to try all cuts
     return rf"{re.escape(first)}(?={whole}|{is_near_end}(?:{cut})\Z)"
 

@@ -139,9 +139,9 @@ class ReasonedText:
                 pieces = [""] * len(run)
             else:
                 text = self.answer if part == "answer" else self._thoughts[-1]
-                read = len(text.tokens)
+                start = len(text.tokens)
                 text.extend(run)
-                run, pieces = text.tokens[read:], text.pieces[read:]
+                run, pieces = text.tokens[start:], text.pieces[start:]
             self.tokens += run
             self.pieces += pieces
             self.reasons += [part != "answer"] * len(run)

@@ -112,6 +112,7 @@ class ConversationBatches:
     """Lay several conversations into a row, see `packing.py`."""
 
     def __call__(self, step: int) -> ConversationBatch:
+        """Return this process's rows of a step, with images, and the same rows for the teacher."""
         (rows, alike), local = self._rows(step), self._own_rows()
         pictures = [
             [[to_rgb(image) for image in talk.images] for talk in row] for row in rows[local]
@@ -133,7 +134,7 @@ class ConversationBatches:
         """Return the rows of a step in all processes."""
         return _shape(self)[0] if self.packing else self.batch
 
-    def shown(self, step: int) -> list[np.ndarray]:
+    def slot_images(self, step: int) -> list[np.ndarray]:
         """Return which image each slot of this process's rows shows, -1 for text, not padded."""
         rows = self._rows(step)[0][self._own_rows()]
         return [joined([talk.forms[0].part for talk in row]).images for row in rows]
@@ -190,8 +191,8 @@ class ConversationBatches:
                 before[i, draft_slots] = teacher_slots
         shows = self.view.reads_images and self.view.pixels is None
         shared = shows and same_images(teacher, self.model)
-        shown = () if shared else pictures
-        prompts, images = self._stack(rows, alike, 1, teacher, VIEWS["M"], shown)
+        own_pictures = () if shared else pictures
+        prompts, images = self._stack(rows, alike, 1, teacher, VIEWS["M"], own_pictures)
         return TeacherRows(prompts, None if shared else images, before)
 
     def _stack(

@@ -300,9 +300,9 @@ def _deciding_inputs(recipe: Recipe, draft: LoadedModel) -> dict[str, Any]:
 
 def _placement(draft: ModelConfig, teacher: ModelConfig, params: Params, mesh: Any) -> Params:
     """Return the shardings of a draft, of its low-rank updates and of its teacher."""
-    own = dict(params)
-    pairs, taught = own.pop(LORA, None), own.pop(TEACHER, None)
-    placement = shardings(draft, own, mesh)
+    weights = dict(params)
+    pairs, taught = weights.pop(LORA, None), weights.pop(TEACHER, None)
+    placement = shardings(draft, weights, mesh)
     if pairs is not None:
         placement |= {LORA: jax.tree.map(lambda _: replicated(mesh), pairs)}
     if taught is not None:

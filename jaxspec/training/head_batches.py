@@ -111,7 +111,7 @@ class HeadBatches:
     ) -> Blocks:
         """Return the blocks of one head in a step's conversations."""
         room = next(iter(batch.images.values())).shape[1] if batch.images else 0
-        spans = image_spans(self.batches.shown(step), room) if config.reads_spans else None
+        spans = image_spans(self.batches.slot_images(step), room) if config.reads_spans else None
         draws = (np.random.default_rng((self.seed, int(number))) for number in batch.numbers)
         count = anchoring.anchors
         if batch.rows.first is not None:  # a packed row has blocks for all of its samples

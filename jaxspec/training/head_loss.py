@@ -36,6 +36,7 @@ def make_loss(target: LanguageModel, heads: Heads) -> Loss:
     configs = [config for config, _ in heads.values()]
 
     def share(params: Params, batch: HeadBatch, counts: Mapping[str, Array]) -> tuple[Array, Sums]:
+        """Return the sum of the heads' losses, and their metrics, over this part of a batch."""
         frozen = jax.lax.stop_gradient(params["target"])
         whole = batch.conversations
         readings = batch.readings or read_target(target, frozen, whole, *configs)
@@ -77,6 +78,7 @@ def _block_loss(target: LanguageModel, config: HeadConfig, anchoring: Anchoring)
     def share(
         params: Params, part: tuple[ConversationBatch, Blocks, TargetPass], count: Array
     ) -> tuple[Array, Sums]:
+        """Return the loss of a head over this part of a batch's blocks, and metrics."""
         head, frozen = params["head"], params["target"]
         whole, blocks, reading = part
         slots, labels, mask = learned(whole, blocks)

@@ -156,11 +156,11 @@ def _common_recipe(recipes: Mapping[str, HeadRecipe]) -> HeadRecipe:
         raise InputError(f"held_out {first.held_out}: works only with one recipe; leave it out")
     for other, recipe in others:
         for field in fields(recipe):
-            ours, theirs = getattr(first, field.name), getattr(recipe, field.name)
-            if field.name not in OWN and ours != theirs:
+            value, other_value = getattr(first, field.name), getattr(recipe, field.name)
+            if field.name not in OWN and value != other_value:
                 raise InputError(
                     f"{name} and {other}: differ in {field.name}, so they share no pass of a "
-                    f"target: {ours!r:.80} and {theirs!r:.80}; train each by itself"
+                    f"target: {value!r:.80} and {other_value!r:.80}; train each by itself"
                 )
     return replace(first, keep_readings="") if others else first
 

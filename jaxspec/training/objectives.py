@@ -81,6 +81,7 @@ def tuning_loss(
     def share(
         params: Params, batch: ConversationBatch, count: Array
     ) -> tuple[Float[Array, ""], losses.Sums]:
+        """Return the loss over this part of a batch, and metrics."""
         trained = merged(without_teacher(params), lora)
         features = encode(model, trained, batch.images)
         if teacher is None:

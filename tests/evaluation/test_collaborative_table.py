@@ -110,7 +110,7 @@ def test_no_run_of_a_sweep_is_kept_as_one_of_a_method(monkeypatch: pytest.Monkey
         return SimpleNamespace(config=settings, assembly=assembly, encoder=None)
 
     def interleaved(programs: Sequence[Kept], requests: Sequence[Request], *_: Any) -> None:
-        places.extend(json.dumps(each.place) for each in programs)
+        places.extend(json.dumps(each.key) for each in programs)
         raise StopIteration
 
     monkeypatch.setattr(pairings._Measurement, "program", program)

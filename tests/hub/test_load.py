@@ -146,7 +146,7 @@ def pairs() -> Iterator[Any]:
     for module in pkgutil.walk_packages(configs.__path__, "configs."):
         config = getattr(importlib.import_module(module.name), "config", None)
         if isinstance(config, EvalConfig):
-            views = tuple(dict.fromkeys(view for row in config.rows for view in row.shown))
+            views = tuple(dict.fromkeys(view for row in config.rows for view in row.draft_views))
             found = [(config.target, name, views) for name in config.draft]
         elif isinstance(config, CollaborativeEvalConfig):
             found = [

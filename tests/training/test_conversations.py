@@ -135,7 +135,7 @@ def test_tiles_belong_to_their_image() -> None:
     for step in range(GROUP):
         batch = made(step)
         for sources, length, row in zip(
-            batch.rows.sources[..., 0], batch.rows.length, made.shown(step), strict=True
+            batch.rows.sources[..., 0], batch.rows.length, made.slot_images(step), strict=True
         ):
             sources = sources[:length]
             np.testing.assert_array_equal(row >= 0, sources != TEXT)

@@ -152,17 +152,17 @@ def error_line(error: Exception) -> str:
 
 @dataclass
 class Kept:
-    """Keep an engine's answers of each run, by the fields of its `place`."""
+    """Keep an engine's answers of each run, by the fields of its `key`."""
 
     engine: Engine
     keep: Keep
-    place: Record
+    key: Record
     runs: int = 0
 
     def generate(self, requests: list[Request]) -> list[Result]:
         """Answer requests, one a call if batches have one row: answers of a call share its time."""
         self.runs += 1
-        place = self.place | {"run": self.runs}
+        key = self.key | {"run": self.runs}
         calls = [requests]
         if self.engine.batcher.config.batch_size == 1:
             calls = [[each] for each in requests]
@@ -170,7 +170,7 @@ class Kept:
         def answer() -> list[Record]:
             return [_record(result) for call in calls for result in self.engine.generate(call)]
 
-        return list(map(_result, self.keep(place, answer)))
+        return list(map(_result, self.keep(key, answer)))
 
 
 def _record(result: Result) -> Record:

@@ -38,7 +38,7 @@ class Variant:
     tree: str | None = None
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def draft_views(self) -> tuple[str, ...]:
         """Return the views of a draft model."""
         return tuple(name for name in self.views if name not in (HEAD, LOOKUP))
 

@@ -57,7 +57,7 @@ def measurable(
     lacks: dict[str, str] = {}
     for row in rows:
         why = (target.startswith(REPLAY) and _lacks_for(row)) or ("C" in row.views and no_captions)
-        if not why and row.shown and False not in heads:
+        if not why and row.draft_views and False not in heads:
             why = "it needs a draft model; give one with --draft"
         if not why and HEAD in row.views and True not in heads:
             why = "it needs a head; give one with --draft"
@@ -118,7 +118,7 @@ class Loaded(NamedTuple):
         drafts = [
             draft
             for draft in self.drafts
-            if (row.shown if isinstance(draft, LoadedModel) else HEAD in row.views)
+            if (row.draft_views if isinstance(draft, LoadedModel) else HEAD in row.views)
         ]
         return engine_of(self.target, drafts, config, self.captioner)
 

@@ -71,7 +71,7 @@ def measure_regret(config: EvalConfig, models: Loaded) -> tuple[list[Record], li
     mixing = [
         row
         for row in config.rows
-        if row.shown == row.views and len(row.views) > 1 and row.tree is None
+        if row.draft_views == row.views and len(row.views) > 1 and row.tree is None
     ]
     if not mixing:
         raise InputError("regret: no row mixes views in a chain; choose another preset or --rows")

@@ -48,7 +48,7 @@ class ReadPrompt(NamedTuple):
 
 
 @dataclass
-class Begun:
+class PartialPrompt:
     """Hold a prompt of which a part is read."""
 
     request: EncodedRequest
@@ -106,7 +106,7 @@ class Reader:
         """Sizes whose prompts can be read in pieces, since their programs are compiled."""
         self.whole_ms: dict[Sizes, float] = {}
         """Milliseconds of the newest whole prompt of each size."""
-        self.begun: Begun | None = None
+        self.begun: PartialPrompt | None = None
         self.newest: ReadPrompt | None = None
         """Newest prompt, which the next request may share."""
 
@@ -149,109 +149,111 @@ class Reader:
         self.newest = None  # frees its memory
         if self.begun is None or self.begun.request.rows is not request.rows:
             self.begun = self._begin(request, sizes, most_ms)
-        begun = self.begun
-        goal = begun.ms + most_ms
-        while begun.past is not None and begun.count < len(begun.row):
-            self._read_piece(begun)
-            if begun.ms >= goal and begun.count < len(begun.row):
+        prompt = self.begun
+        goal = prompt.ms + most_ms
+        while prompt.past is not None and prompt.count < len(prompt.row):
+            self._read_piece(prompt)
+            if prompt.ms >= goal and prompt.count < len(prompt.row):
                 return None
-        self.newest, self.begun = self._finished(begun), None
+        self.newest, self.begun = self._finished(prompt), None
         return self.newest
 
     def prepare(self, example: EncodedRequest, sizes: Sizes, whole: bool) -> ReadPrompt:
         """Read an example of these sizes, whole or only its last piece."""
-        begun = Begun(example, sizes, (), sizes.tiles[0])
+        prompt = PartialPrompt(example, sizes, (), sizes.tiles[0])
         if not whole:
             for width in (SHORT, PIECE):
-                begun.past = self.rows[self.form(sizes)]
-                begun.count = max(len(begun.row) - width, 0)
-                self._read_piece(begun)
+                prompt.past = self.rows[self.form(sizes)]
+                prompt.count = max(len(prompt.row) - width, 0)
+                self._read_piece(prompt)
             self.ready.add(sizes)
-        return self._finished(begun, keeps=False)
+        return self._finished(prompt, keeps=False)
 
-    def _begin(self, request: EncodedRequest, sizes: Sizes, most_ms: float) -> Begun:
+    def _begin(self, request: EncodedRequest, sizes: Sizes, most_ms: float) -> PartialPrompt:
         """Decide how to read a prompt, and find what is read of it already."""
         row, fixed = request.rows[0], self.batcher.fixed
         names = image_names(request) if self.prefixes.most else ()
         prefix, count = self.prefixes.find(request.owner, row[:-1], names)
         features = prefix.features if prefix is not None and prefix.images == names else None
-        begun = Begun(request, sizes, names, sizes.tiles[0], features)
+        prompt = PartialPrompt(request, sizes, names, sizes.tiles[0], features)
         ready = sorted(self.piece_sizes if fixed else self.ready)
         padded = next((each for each in ready if holds(each, request.sizes)), None)
         if padded is None or (fixed and self.joint and (row.images >= 0).any()):
-            return begun
+            return prompt
         if fixed:
             count -= count % PIECE
         elif _rounded(len(row) - count) >= sizes.length:
             count = 0
         if self.joint and (row[count:].images >= 0).any():
-            return begun
+            return prompt
         short = len(row) <= PIECE or self.whole_ms.get(sizes, math.inf) <= most_ms
         if short and not count and not fixed:
-            return begun
-        begun.sizes, begun.past = padded, self.rows[self.form(padded)]
+            return prompt
+        prompt.sizes, prompt.past = padded, self.rows[self.form(padded)]
         if fixed:  # one program of the tower, whatever other images a prompt has
-            begun.tiles = self._most_tiles(padded)
+            prompt.tiles = self._most_tiles(padded)
         if count and prefix is not None:
             length: Any = np.full(1, count, np.int32)
             shift: Any = np.zeros(1, np.int32)  # rows with images say theirs
-            begun.past = self.batcher.resized(prefix.cache, begun.past.slots)
-            begun.past = begun.past.replace(length=length, shift=shift)
-        begun.cached = begun.count = count
-        return begun
+            prompt.past = self.batcher.resized(prefix.cache, prompt.past.slots)
+            prompt.past = prompt.past.replace(length=length, shift=shift)
+        prompt.cached = prompt.count = count
+        return prompt
 
     def _most_tiles(self, sizes: Sizes) -> int:
         """Return the tiles of the pieces' program for prompts of these sizes."""
         return self.largest[towers_read(sizes)].tiles[0]
 
-    def _seen(self, begun: Begun, tiles: int) -> Any:
-        """Return the features of the images, padded to so many tiles; None without images."""
+    def _image_features(self, prompt: PartialPrompt, tiles: int) -> Any:
+        """Return the features of the images, padded to `tiles` tiles; None without images."""
         if not tiles or self.batcher.assembly.lead.images is None:
             return None
-        if begun.features is None:
-            begun.features, ms = self.batcher.features(begun.request, begun.tiles)
-            begun.ms += ms
-        features = begun.features[:, :tiles]
+        if prompt.features is None:
+            prompt.features, ms = self.batcher.features(prompt.request, prompt.tiles)
+            prompt.ms += ms
+        features = prompt.features[:, :tiles]
         missing = tiles - features.shape[1]
         if not missing:
             return features
         return jnp.pad(features, ((0, 0), (0, missing), (0, 0), (0, 0)))
 
-    def _read_piece(self, begun: Begun) -> None:
+    def _read_piece(self, prompt: PartialPrompt) -> None:
         """Read the next piece."""
-        features = self._seen(begun, self._most_tiles(begun.sizes))
-        width = SHORT if len(begun.row) - begun.count <= SHORT else PIECE
-        piece = PromptBatch(part_of(begun.row, begun.count, width), None)
-        arrays = begun.past, piece.replace(features=features)
-        (begun.logits, begun.past), ms = timed(run_piece, self.together.held, *arrays)
-        begun.count = min(begun.count + width, len(begun.row))
-        begun.ms += ms
+        features = self._image_features(prompt, self._most_tiles(prompt.sizes))
+        width = SHORT if len(prompt.row) - prompt.count <= SHORT else PIECE
+        piece = PromptBatch(part_of(prompt.row, prompt.count, width), None)
+        arrays = prompt.past, piece.replace(features=features)
+        (prompt.logits, prompt.past), ms = timed(run_piece, self.together.held, *arrays)
+        prompt.count = min(prompt.count + width, len(prompt.row))
+        prompt.ms += ms
 
-    def _finished(self, begun: Begun, keeps: bool = True) -> ReadPrompt:
+    def _finished(self, prompt: PartialPrompt, keeps: bool = True) -> ReadPrompt:
         """Return the prompt once drafts have read it too, and keep what the target made of it."""
-        request, sizes = begun.request, begun.sizes
+        request, sizes = prompt.request, prompt.sizes
         # `insert_rows` draws the first token again, so prefills need no grammar.
         options = self.together.options([request], 1).with_grammars(None)
         features = None
         if self.rows:
-            tiles = sizes.tiles[0] if begun.past is None else self._most_tiles(sizes)
-            features = self._seen(begun, tiles)
+            tiles = sizes.tiles[0] if prompt.past is None else self._most_tiles(sizes)
+            features = self._image_features(prompt, tiles)
         batch, held = self.batcher.inputs([request], sizes, 1, features), self.together.held
-        if begun.past is None:
+        if prompt.past is None:
             room = (self.batcher.rooms(sizes)[0],)
             (state, logits), ms = timed(run_prefill, held, batch, options, static=room)
-            self.whole_ms[sizes] = begun.ms + ms
+            self.whole_ms[sizes] = prompt.ms + ms
         else:
-            room, arrays = (self.form(sizes).new,), (batch, options, begun.logits, begun.past)
+            room, arrays = (self.form(sizes).new,), (batch, options, prompt.logits, prompt.past)
             (state, logits), ms = timed(run_opened, held, *arrays, static=room)
         if keeps and self.prefixes.most:
-            length = next(each.length for each in self.sizes if each.length >= len(begun.row))
+            length = next(each.length for each in self.sizes if each.length >= len(prompt.row))
             cache = state.target.resized(length + 1)
-            self.prefixes.add(Prefix(request.owner, begun.row, begun.images, cache, begun.features))
-        return ReadPrompt(request.rows, state, logits, begun.ms + ms, begun.cached)
+            self.prefixes.add(
+                Prefix(request.owner, prompt.row, prompt.images, cache, prompt.features)
+            )
+        return ReadPrompt(request.rows, state, logits, prompt.ms + ms, prompt.cached)
 
 
 def _rounded(tokens: int) -> int:
-    """Return the tokens of the pieces that hold so many."""
-    whole, rest = divmod(tokens, PIECE)
-    return whole * PIECE + (SHORT if 0 < rest <= SHORT else PIECE if rest else 0)
+    """Round a number of tokens up to the slots of the pieces that hold them."""
+    whole, remainder = divmod(tokens, PIECE)
+    return whole * PIECE + (SHORT if 0 < remainder <= SHORT else PIECE if remainder else 0)

@@ -146,14 +146,14 @@ def claim(
     Args:
       saved: The newest saved step, and the signature of the run that saved it.
     """
-    ours, *others = map(_values_of_all, in_all(lambda: run))
-    for number, theirs in enumerate(others, 1):
-        for name in sorted(ours.keys() | theirs.keys()):
-            first, other = ours.get(name), theirs.get(name)
-            if content_of(first) != content_of(other):
+    first, *others = map(_values_of_all, in_all(lambda: run))
+    for number, values in enumerate(others, 1):
+        for name in sorted(first.keys() | values.keys()):
+            expected, actual = first.get(name), values.get(name)
+            if content_of(expected) != content_of(actual):
                 raise InputError(
-                    f"process {number}: {name} {other!r:.100}, but process 0 has {first!r:.100}; "
-                    "give all processes the same options and data"
+                    f"process {number}: {name} {actual!r:.100}, but process 0 has "
+                    f"{expected!r:.100}; give all processes the same options and data"
                 )
     if saved is not None:
         done, old = saved[0], saved[1] or run
