@@ -191,7 +191,7 @@ def teacher_logits(
 def simulated(
     model: LanguageModel, batches: Sequence[ConversationBatch], view: View, lora: Lora | None
 ) -> Callable[[Params], dict[str, float]]:
-    """Return parameters -> {simulated_tokens_per_pass}, pooled over a target's answers."""
+    """Return a function of parameters: the tokens per pass, simulated on a target's answers."""
     loss = tuning_loss(model, view, lora=lora)
 
     @jax.jit

@@ -49,6 +49,7 @@ class CountedBatches:
         self._refused = False
 
     def __call__(self, step: int) -> Any:
+        """Return the batch of a step; raise InputError once too many rows have taught nothing."""
         if self._ready is None:
             threads = min(AHEAD, os.cpu_count() or 1)  # decoding images releases Python's lock
             steps = range(step, self._steps)

@@ -127,10 +127,9 @@ def regenerated(
 
 
 def losses(work: Regeneration, folder: Folder) -> tuple[dict[str, int], str]:
-    """Count the conversations that were refused or got an empty answer, and those cut at a too long
-    answer.
+    """Count the refused conversations, empty answers among them, and those that a long answer cut.
 
-    Also return a line of both, the commonest reason of a refusal, and the folder.
+    Also return a line with both counts, the commonest reason of a refusal, and the folder.
     """
     reasons, cut = Counter[str](), 0
     for row in _rows(work, folder):
