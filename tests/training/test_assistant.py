@@ -197,14 +197,12 @@ def test_groups_of_tokens_stay_as_they_are(tmp_path: Path) -> None:
     assert (np.not_equal(*weights)).all()
 
 
-def test_generation_settings_say_how_long_it_drafts(
-    learned: tuple[Path, HeadConfig, Params], tmp_path: Path
-) -> None:
+def test_generation_settings_say_how_long_it_drafts(tmp_path: Path) -> None:
     """Generation settings say how long an assistant drafts if its config.json does not, as a
     published one's.
     """
-    _, config, params = learned
-    save_head(tmp_path / "head", config, params, None)
+    _, head = pair(text=SHALLOW)
+    save_head(tmp_path / "head", head.config, head.params, None)
     raw = read_json(tmp_path / "head" / "config.json")
     del raw["jaxspec"]
     (tmp_path / "head" / "config.json").write_text(json.dumps(raw))
