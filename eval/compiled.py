@@ -179,7 +179,8 @@ def compiled(
         lowered, flops = training_step(config, devices, shape)
         caches, least, flags = 0, flops / (CHIPS[kind].tflops * 1e9), {}
     else:
-        lowered, caches, flags = decoding(config, name, devices, shape, width)
+        with jax.default_device(devices[0]):
+            lowered, caches, flags = decoding(config, name, devices, shape, width)
         least = 0.0
     start = time.process_time()
     try:
