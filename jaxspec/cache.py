@@ -74,7 +74,7 @@ def whole_slots(slots: int) -> int:
     heads inside the loop, and copies the whole cache before the loop and behind it. The device is
     JAX's default one.
     """
-    device = jax.config.jax_default_device
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
     platform = jax.default_backend() if device is None else getattr(device, "platform", device)
     return slots + (int(platform == "tpu") - slots) % 8
 
