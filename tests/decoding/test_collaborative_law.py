@@ -54,7 +54,7 @@ COMBINATIONS: dict[str, Callable[[float], Law]] = {
 
 @partial(jax.jit, static_argnums=(0, 4), compiler_options=QUICK)
 def run(program: Program, params: Params, batch: Any, chosen: Sampling, new: int) -> DecodeState:
-    return program.decode(params, program.prefill(params, batch, chosen, new), chosen)
+    return program.decode(params, program.prefill(params, batch, chosen, new)[0], chosen)
 
 
 def contexts(vocabulary: int) -> np.ndarray:

@@ -61,7 +61,7 @@ def following(prompt: PromptRows, b: int, answer: np.ndarray, params: Params) ->
 def test_the_loop_shows_what_was_verified() -> None:
     spec = tiny.speculator(TARGET, TARGET, ("M", "T"), GAMMA, "inverse_error_power:window=4")
     params = {"target": TARGET_PARAMS, "draft": DRAFT_PARAMS}
-    state = jax.jit(spec.prefill, static_argnums=3, compiler_options=tiny.QUICK)(
+    state, _ = jax.jit(spec.prefill, static_argnums=3, compiler_options=tiny.QUICK)(
         params, BATCH, OPTIONS, NEW
     )
     counts, weights = [np.asarray(state.count)], []
