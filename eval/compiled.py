@@ -96,6 +96,7 @@ def main(
       xla: NAME=VALUE of options of XLA's compiler, such as xla_vf_vmem_max_outstanding_evictions=0.
     """
     arguments = dict(locals())
+    jax.config.update("jax_platforms", "cpu")  # GPUs' plugin asks for CUDA's libraries otherwise
     check_all_counts(batches=batches, widths=widths)
     check_counts(prompt=prompt, new=new, layers=1 if layers is None else layers)
     if wrong := [option for option in xla if not all(option.partition("="))]:
@@ -114,7 +115,6 @@ def main(
         (name, None if name in WHOLE else assembled(config, name, width)[0].width)
         for name, width in product(programs, widths)
     )
-    jax.config.update("jax_platforms", "cpu")  # GPUs' plugin asks for CUDA's libraries otherwise
     topologies = {chip: described(chip) for chip in chips}
     with Run(preset, arguments, out) as run:
         for chip, devices in topologies.items():

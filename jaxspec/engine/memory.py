@@ -177,14 +177,14 @@ def abstract_prefill(
     program: Program, params: Params, inputs: PromptBatch, options: Sampling, new: int
 ) -> tuple[DecodeState, Any]:
     """Return the shapes that `run_prefill` returns, with the shardings of `place` on a mesh."""
-    made = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, new), params, inputs, options)
+    shapes = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, new), params, inputs, options)
     mesh = mesh_of(program.weights(params)[0])
     if mesh is None:
-        return made
+        return shapes
     return map_placed(
         lambda leaf: leaf.update(sharding=cache_sharding(mesh, leaf.shape)),
         partial(at_place, sharding=replicated(mesh)),
-        made,
+        shapes,
     )
 
 

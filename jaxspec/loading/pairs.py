@@ -108,11 +108,13 @@ def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...])
 
 def check_drafts(target: str | Path, drafts: Sequence[str | Path]) -> None:
     """Refuse draft models in files with other token ids than the target's, and read no weights."""
-    for path in map(locate, drafts):
-        if not holds_head(path):
-            described = LoadedModel.without_weights(target)
-            check_vocabulary("target", described)
-            check_pair(described, LoadedModel.without_weights(path), ())
+    models = [path for path in map(locate, drafts) if not holds_head(path)]
+    if not models:
+        return
+    described = LoadedModel.without_weights(target)
+    check_vocabulary("target", described)
+    for path in models:
+        check_pair(described, LoadedModel.without_weights(path), ())
 
 
 def check_group(models: Sequence[LoadedModel]) -> None:

@@ -45,6 +45,7 @@ from jaxspec.prompts.views import parse_view
 from jaxspec.publishing.export import with_vocabulary
 from jaxspec.sharding import replicated, shardings
 from jaxspec.training.conversations import ConversationBatches
+from jaxspec.training.loop.reading import CountedBatches
 from jaxspec.training.loop.signatures import model_signature
 from jaxspec.training.loop.step import check_patterns
 from jaxspec.training.loop.trainer import Evaluate, fit
@@ -56,7 +57,6 @@ from jaxspec.training.objectives import (
     tuning_loss,
     without_teacher,
 )
-from jaxspec.training.reading import CountedBatches
 from jaxspec.training.recipes import (
     DataSets,
     Run,

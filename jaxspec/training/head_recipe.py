@@ -29,10 +29,10 @@ from jaxspec.training.decoded import decoded
 from jaxspec.training.head_batches import Anchoring, HeadBatches, KeptReadings
 from jaxspec.training.head_loss import make_loss, read_target
 from jaxspec.training.loop.dry import dry_run
+from jaxspec.training.loop.reading import CountedBatches
 from jaxspec.training.loop.signatures import model_signature
 from jaxspec.training.loop.step import check_patterns
 from jaxspec.training.loop.trainer import fit
-from jaxspec.training.reading import CountedBatches
 from jaxspec.training.recipes import (
     DataSets,
     Run,

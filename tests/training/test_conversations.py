@@ -23,12 +23,12 @@ from jaxspec.loading.models import LoadedModel, prompt_encoder
 from jaxspec.models.inputs import TEXT
 from jaxspec.prompts.messages import dialogue
 from jaxspec.prompts.views import parse_views
-from jaxspec.training import reading
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches
+from jaxspec.training.loop import reading
+from jaxspec.training.loop.reading import CountedBatches
 from jaxspec.training.loop.trainer import fit
 from jaxspec.training.losses import mean_of_rows
-from jaxspec.training.reading import CountedBatches
 from tests import tiny
 from tests.tiny import Talk
 

@@ -108,8 +108,8 @@ class States:
         held, key, options = self.together.held, (rows, sizes), self.together.options([], rows)
         if key not in self._shapes:
             inputs, _ = abstract_inputs(held.program, rows, sizes)
-            made = abstract_prefill(held.program, held.params, inputs, options, sizes.new)
-            self._shapes[key] = made[0]
+            arrays = held.params, inputs, options
+            self._shapes[key], _ = abstract_prefill(held.program, *arrays, sizes.new)
         with usual_settings():
             empty = jax.tree.map(
                 lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self._shapes[key]

@@ -16,10 +16,10 @@ from jaxspec.runtime import human_bytes
 from jaxspec.sharding import on_mesh
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.loop.batches import Batches, read_ahead
+from jaxspec.training.loop.reading import CountedBatches
 from jaxspec.training.loop.step import ShardingOf, set_up
 from jaxspec.training.loop.trainer import Evaluate
 from jaxspec.training.losses import Loss
-from jaxspec.training.reading import CountedBatches
 from jaxspec.typing import Params
 
 STEPS = 2
